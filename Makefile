@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .PHONY: help bootstrap build test demo doctor bench asan format format-check tidy layers docs teacher clean
 
 # Files that clang-format looks at.
-SOURCES = git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' ':!third_party'
+SOURCES = git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' | xargs -r ls -d 2>/dev/null
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14

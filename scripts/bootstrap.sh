@@ -148,9 +148,9 @@ fetch_from_npm() {
         (cd "$CACHE" && npm pack --silent "$package" >/dev/null) || return 1
         integrity_ok "$tarball" || die "$tarball does not have the integrity hash of scripts/llama.lock"
     fi
-    tar -xzf "$tarball" -C "$CACHE" package/llama/gitRelease.bundle
+    tar -xzf "$tarball" -C "$CACHE" package/llama/gitRelease.bundle || return 1
     rm -rf "$LLAMA_DIR.tmp"
-    git clone -q "$CACHE/package/llama/gitRelease.bundle" "$LLAMA_DIR.tmp"
+    git -c advice.detachedHead=false clone -q "$CACHE/package/llama/gitRelease.bundle" "$LLAMA_DIR.tmp" || return 1
     rm -rf "$CACHE/package"
     check_tree "$LLAMA_DIR.tmp" strict
     mv "$LLAMA_DIR.tmp" "$LLAMA_DIR"
@@ -159,7 +159,7 @@ fetch_from_npm() {
 fetch_from_git() {
     say "cloning $(lock git_url) at $(lock tag)"
     rm -rf "$LLAMA_DIR.tmp"
-    GIT_TERMINAL_PROMPT=0 git -c http.lowSpeedLimit=1000 -c http.lowSpeedTime=60 clone -q --depth 1 \
+    GIT_TERMINAL_PROMPT=0 git -c advice.detachedHead=false -c http.lowSpeedLimit=1000 -c http.lowSpeedTime=60 clone -q --depth 1 \
         --branch "$(lock tag)" "$(lock git_url)" "$LLAMA_DIR.tmp" || return 1
     check_tree "$LLAMA_DIR.tmp" lenient
     mv "$LLAMA_DIR.tmp" "$LLAMA_DIR"
@@ -170,12 +170,12 @@ bring_llama_source() {
     if [ -n "${VOODOO_LLAMA_DIR:-}" ]; then
         local wanted
         wanted="$(cd "$VOODOO_LLAMA_DIR" 2>/dev/null && pwd -P)" || die "VOODOO_LLAMA_DIR=$VOODOO_LLAMA_DIR is no folder"
+        check_tree "$wanted" lenient
         if [ ! -e "$LLAMA_DIR" ] || [ "$(cd "$LLAMA_DIR" && pwd -P)" != "$wanted" ]; then
             [ ! -e "$LLAMA_DIR" ] || [ -L "$LLAMA_DIR" ] ||
                 die "VOODOO_LLAMA_DIR is set, but $LLAMA_DIR is there already: remove one of them"
             ln -sfn "$wanted" "$LLAMA_DIR"
         fi
-        check_tree "$LLAMA_DIR" lenient
     elif [ -e "$LLAMA_DIR" ]; then
         check_tree "$LLAMA_DIR" lenient
     elif have npm && fetch_from_npm; then :

@@ -7,23 +7,37 @@
 namespace voodoo::gguf {
 
 // The file is little-endian and values are copied as they lie in memory.
-static_assert(std::endian::native == std::endian::little, "GGUF is read and written on little-endian machines only");
+static_assert(std::endian::native == std::endian::little,
+              "GGUF is read and written on little-endian machines only");
 
 std::string_view to_string(ValueType type) {
     switch (type) {
-        case ValueType::u8: return "u8";
-        case ValueType::i8: return "i8";
-        case ValueType::u16: return "u16";
-        case ValueType::i16: return "i16";
-        case ValueType::u32: return "u32";
-        case ValueType::i32: return "i32";
-        case ValueType::f32: return "f32";
-        case ValueType::boolean: return "bool";
-        case ValueType::string: return "string";
-        case ValueType::array: return "array";
-        case ValueType::u64: return "u64";
-        case ValueType::i64: return "i64";
-        case ValueType::f64: return "f64";
+        case ValueType::u8:
+            return "u8";
+        case ValueType::i8:
+            return "i8";
+        case ValueType::u16:
+            return "u16";
+        case ValueType::i16:
+            return "i16";
+        case ValueType::u32:
+            return "u32";
+        case ValueType::i32:
+            return "i32";
+        case ValueType::f32:
+            return "f32";
+        case ValueType::boolean:
+            return "bool";
+        case ValueType::string:
+            return "string";
+        case ValueType::array:
+            return "array";
+        case ValueType::u64:
+            return "u64";
+        case ValueType::i64:
+            return "i64";
+        case ValueType::f64:
+            return "f64";
     }
     return "unknown";
 }
@@ -32,17 +46,22 @@ size_t element_size_bytes(ValueType type) {
     switch (type) {
         case ValueType::u8:
         case ValueType::i8:
-        case ValueType::boolean: return 1;
+        case ValueType::boolean:
+            return 1;
         case ValueType::u16:
-        case ValueType::i16: return 2;
+        case ValueType::i16:
+            return 2;
         case ValueType::u32:
         case ValueType::i32:
-        case ValueType::f32: return 4;
+        case ValueType::f32:
+            return 4;
         case ValueType::u64:
         case ValueType::i64:
-        case ValueType::f64: return 8;
+        case ValueType::f64:
+            return 8;
         case ValueType::string:
-        case ValueType::array: return 0;
+        case ValueType::array:
+            return 0;
     }
     return 0;
 }
@@ -63,8 +82,10 @@ Value Value::texts(std::vector<std::string> values) {
 
 Value Value::from_packed(ValueType element_type, bool is_array, std::string packed) {
     const size_t size_bytes = element_size_bytes(element_type);
-    VOODOO_CHECK(size_bytes > 0 && packed.size() % size_bytes == 0 && (is_array || packed.size() == size_bytes),
-                 "{} bytes are no {} of {}", packed.size(), is_array ? "array" : "scalar", to_string(element_type));
+    VOODOO_CHECK(size_bytes > 0 && packed.size() % size_bytes == 0 &&
+                     (is_array || packed.size() == size_bytes),
+                 "{} bytes are no {} of {}", packed.size(), is_array ? "array" : "scalar",
+                 to_string(element_type));
     Value result;
     result.element_type_ = element_type;
     result.is_array_ = is_array;
@@ -78,12 +99,14 @@ Value Value::with_array_flag(bool is_array) && {
 }
 
 size_t Value::count() const {
-    return element_type_ == ValueType::string ? strings_.size() : packed_.size() / element_size_bytes(element_type_);
+    return element_type_ == ValueType::string ? strings_.size()
+                                              : packed_.size() / element_size_bytes(element_type_);
 }
 
 const std::string& Value::text_at(size_t i) const {
-    VOODOO_CHECK(element_type_ == ValueType::string && i < strings_.size(), "value of {} elements of {} read as string at {}",
-                 count(), to_string(element_type_), i);
+    VOODOO_CHECK(element_type_ == ValueType::string && i < strings_.size(),
+                 "value of {} elements of {} read as string at {}", count(),
+                 to_string(element_type_), i);
     return strings_[i];
 }
 
@@ -97,12 +120,14 @@ uint64_t Value::stored_size_bytes() const {
 }
 
 const Value* find_value(const Metadata& metadata, std::string_view key) {
-    const auto it = std::find_if(metadata.begin(), metadata.end(), [&](const KeyValue& kv) { return kv.key == key; });
+    const auto it = std::find_if(metadata.begin(), metadata.end(),
+                                 [&](const KeyValue& kv) { return kv.key == key; });
     return it == metadata.end() ? nullptr : &it->value;
 }
 
 void set_value(Metadata& metadata, std::string_view key, Value value) {
-    const auto it = std::find_if(metadata.begin(), metadata.end(), [&](const KeyValue& kv) { return kv.key == key; });
+    const auto it = std::find_if(metadata.begin(), metadata.end(),
+                                 [&](const KeyValue& kv) { return kv.key == key; });
     if (it != metadata.end()) {
         it->value = std::move(value);
     } else {

@@ -1,5 +1,5 @@
-// Metadata of a GGUF file: ordered (key, value) pairs, kept so exactly that writing them again gives the
-// same bytes (type, order, NaN payloads). Not: what the keys mean to a model.
+// Metadata of a GGUF file: ordered (key, value) pairs, kept so exactly that writing them again
+// gives the same bytes (type, order, NaN payloads). Not: what the keys mean to a model.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace voodoo::gguf {
 
-/// Type of a value as the file stores it (a u32). `array` is never an element type here: nested arrays are refused.
+/// Type of a value as the file stores it (a u32). `array` is never an element type here: nested
+/// arrays are refused.
 enum class ValueType : uint32_t {
     u8 = 0,
     i8 = 1,
@@ -51,16 +52,21 @@ constexpr ValueType value_type_of() {
     } else {
         constexpr bool is_signed = std::is_signed_v<T>;
         switch (sizeof(T)) {
-            case 1: return is_signed ? ValueType::i8 : ValueType::u8;
-            case 2: return is_signed ? ValueType::i16 : ValueType::u16;
-            case 4: return is_signed ? ValueType::i32 : ValueType::u32;
-            default: return is_signed ? ValueType::i64 : ValueType::u64;
+            case 1:
+                return is_signed ? ValueType::i8 : ValueType::u8;
+            case 2:
+                return is_signed ? ValueType::i16 : ValueType::u16;
+            case 4:
+                return is_signed ? ValueType::i32 : ValueType::u32;
+            default:
+                return is_signed ? ValueType::i64 : ValueType::u64;
         }
     }
 }
 
 /// One metadata value: a scalar, a string, an array of scalars or an array of strings.
-///   Value::scalar<uint32_t>(7)   Value::text("llama")   Value::array<float>(scores)   Value::texts(tokens)
+///   Value::scalar<uint32_t>(7)   Value::text("llama")   Value::array<float>(scores)
+///   Value::texts(tokens)
 class Value {
 public:
     template <typename T>
@@ -77,7 +83,8 @@ public:
     }
     static Value text(std::string value);
     static Value texts(std::vector<std::string> values);
-    /// Elements as they lie in the file (little-endian, dense). The size must be a multiple of the element's.
+    /// Elements as they lie in the file (little-endian, dense). The size must be a multiple of the
+    /// element's.
     static Value from_packed(ValueType element_type, bool is_array, std::string packed);
 
     /// `array` for arrays, else the scalar's type.
@@ -90,8 +97,9 @@ public:
     /// Element i (0 for a scalar). T must be the stored type: Error(internal) otherwise.
     template <typename T>
     T at(size_t i = 0) const {
-        VOODOO_CHECK(element_type_ == value_type_of<T>() && i < count(), "value of {} elements of {} read as {} at {}",
-                     count(), to_string(element_type_), to_string(value_type_of<T>()), i);
+        VOODOO_CHECK(element_type_ == value_type_of<T>() && i < count(),
+                     "value of {} elements of {} read as {} at {}", count(),
+                     to_string(element_type_), to_string(value_type_of<T>()), i);
         if constexpr (std::is_same_v<T, bool>) {
             return packed_[i] != 0;  // any non-zero byte is true, as in ggml
         } else {
@@ -150,7 +158,8 @@ bool remove_value(Metadata& metadata, std::string_view key);
 /// The same metadata without the three split.* keys: what a merged file carries.
 Metadata without_split_keys(Metadata metadata);
 
-/// Text from a file made fit to print in a message: control and non-ASCII bytes escaped, at most 80 bytes kept.
+/// Text from a file made fit to print in a message: control and non-ASCII bytes escaped, at most 80
+/// bytes kept.
 std::string printable(std::string_view text);
 
 }  // namespace voodoo::gguf

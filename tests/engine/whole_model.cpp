@@ -1,0 +1,333 @@
+#include "engine/whole_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "engine/audit.h"
+#include "engine/executor.h"
+#include "gguf/reader.h"
+#include "graph/functionalize.h"
+#include "model/capture.h"
+#include "model/presets.h"
+#include "quant/codec.h"
+
+namespace voodoo::engine {
+namespace {
+
+using Vector = std::vector<float>;
+
+/// Weights from the file, one of them moved along its direction.
+class FileWeights : public WeightSource {
+public:
+    FileWeights(const gguf::File& file, const std::vector<WeightInfo>& infos) : infos_(infos) {
+        for (const WeightInfo& info : infos) {
+            const gguf::TensorInfo* tensor = file.find_tensor(info.name);
+            VOODOO_CHECK(tensor != nullptr, "{} is not in the file", info.name);
+            bytes_.push_back(file.data(*tensor));
+            Vector values(static_cast<size_t>(info.n_elements()));
+            quant::to_float(tensor->type, bytes_.back().data(), values.data(), info.n_elements());
+            values_.push_back(std::move(values));
+        }
+    }
+
+    void load(int index, float* rows, float* transposed) override {
+        const Vector& w = values_[static_cast<size_t>(index)];
+        const WeightInfo& info = infos_[static_cast<size_t>(index)];
+        for (size_t i = 0; i < w.size(); ++i) {
+            rows[i] = w[i];
+            if (index == moved_) rows[i] += step_ * (*direction_)[i];
+        }
+        if (transposed == nullptr) return;
+        const int64_t n0 = info.ne[0], n1 = info.ne[1], matrix = n0 * n1;
+        for (int64_t i = 0; i < info.n_elements(); ++i) {
+            const int64_t m = i / matrix, r = i % matrix / n0, c = i % n0;
+            transposed[m * matrix + c * n1 + r] = rows[i];
+        }
+    }
+    std::span<const std::byte> stored(int index) override { return bytes_[static_cast<size_t>(index)]; }
+
+    void move(int index, const Vector* direction, float step) {
+        moved_ = index;
+        direction_ = direction;
+        step_ = step;
+    }
+    const Vector& values(int index) const { return values_[static_cast<size_t>(index)]; }
+
+private:
+    const std::vector<WeightInfo>& infos_;
+    std::vector<std::span<const std::byte>> bytes_;
+    std::vector<Vector> values_;
+    int moved_ = -1;
+    const Vector* direction_ = nullptr;
+    float step_ = 0;
+};
+
+/// L = sum(logits * R), in double.
+class ProjectionLoss : public Loss {
+public:
+    explicit ProjectionLoss(const Vector& r, int64_t n_vocab) : r_(r), n_vocab_(n_vocab) {}
+    void add(int, int64_t first, int64_t n, float* logits, bool want_gradient) override {
+        const auto offset = static_cast<size_t>(first * n_vocab_);
+        for (size_t i = 0; i < static_cast<size_t>(n * n_vocab_); ++i) {
+            value += static_cast<double>(logits[i]) * static_cast<double>(r_[offset + i]);
+            if (want_gradient) logits[i] = r_[offset + i];
+        }
+    }
+    double value = 0;
+
+private:
+    const Vector& r_;
+    int64_t n_vocab_;
+};
+
+class CollectLogits : public Loss {
+public:
+    explicit CollectLogits(Vector& out, int64_t n_vocab) : out_(out), n_vocab_(n_vocab) {}
+    void add(int, int64_t first, int64_t n, float* logits, bool) override {
+        out_.resize(std::max(out_.size(), static_cast<size_t>((first + n) * n_vocab_)));
+        std::copy_n(logits, n * n_vocab_, out_.begin() + first * n_vocab_);
+    }
+
+private:
+    Vector& out_;
+    int64_t n_vocab_;
+};
+
+/// <dW, D> for every weight that has a direction.
+class DirectionSink : public GradientSink {
+public:
+    explicit DirectionSink(const std::map<int, Vector>& directions) : directions_(directions) {}
+    void take(int index, const float* dw, int ith, int) override {
+        if (ith != 0) return;
+        const Vector& d = directions_.at(index);
+        double sum = 0;
+        for (size_t i = 0; i < d.size(); ++i) sum += static_cast<double>(dw[i]) * static_cast<double>(d[i]);
+        derivative[index] += sum;
+    }
+    std::map<int, double> derivative;
+
+private:
+    const std::map<int, Vector>& directions_;
+};
+
+double relative_error(const Vector& a, const Vector& b) {
+    if (a.size() != b.size()) return INFINITY;
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+        difference += d * d;
+        norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+    }
+    return std::sqrt(difference / norm);
+}
+
+Vector run_logits(Executor& executor, FileWeights& weights, std::span<const int32_t> tokens) {
+    const std::span<const int32_t> batch[] = {tokens};
+    Vector hidden, logits;
+    executor.forward(batch, weights, nullptr, [&](int, std::span<const float> h) { hidden.assign(h.begin(), h.end()); });
+    CollectLogits collect(logits, executor.n_vocab());
+    executor.logits(1, weights, [&](int) { return std::span<const float>(hidden); }, collect);
+    return logits;
+}
+
+bool has_gelu_table(const graph::Graph& graph) {
+    for (const graph::Value& value : graph.values) {
+        const std::string label = value.kind == graph::ValueKind::op ? graph::op_label(value) : "";
+        if (label == "UNARY(GELU)" || label == "UNARY(GELU_QUICK)" || label == "GLU(GEGLU)" || label == "GLU(GEGLU_QUICK)") return true;
+    }
+    return false;
+}
+
+std::vector<std::string> quantizable(const model::Model& model, const gguf::File& file) {
+    std::vector<model::TensorShape> shapes;
+    for (const auto& tensor : file.tensors()) shapes.push_back({tensor.name, tensor.ne});
+    const std::vector<bool> allowed = model::allows_quantization(model, shapes);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < shapes.size(); ++i) {
+        if (allowed[i]) names.push_back(shapes[i].name);
+    }
+    return names;
+}
+
+class Checker {
+public:
+    Checker(const std::filesystem::path& path, const CheckOptions& options)
+        : path_(path), options_(options), file_(gguf::File::open(path)), model_(load()) {
+        result_.file = path.filename().string();
+        Random random(11, "tokens");
+        for (int i = 0; i < options.n_tokens; ++i) tokens_.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(model_.n_vocab()))));
+    }
+
+    ModelCheck run() {
+        model::CaptureOptions capture;
+        capture.n_sequences = options_.n_sequences;
+        const model::Capture recorded = model::capture(model_, tokens_, capture);
+        graph_ = graph::functionalize(recorded.trace);
+        for (const std::string& name : quantizable(model_, file_)) wanted_[name] = true;
+        result_.unsupported = audit(graph_, [this](const std::string& name) { return wanted_.contains(name); });
+        if (!result_.unsupported.empty()) return result_;
+        check_replay();
+        if (options_.gradients) check_gradients();
+        return result_;
+    }
+
+private:
+    model::Model load() const {
+        model::LoadOptions load;
+        load.mmap = false;  // finite differences change the weights in place
+        load.use_extra_bufts = false;
+        return model::Model::load(path_, load);
+    }
+
+    Vector llama_logits(const std::function<void(ggml_tensor*)>& on_weight) const {
+        model::CaptureOptions capture;
+        capture.n_sequences = options_.n_sequences;
+        capture.compute_logits = true;
+        capture.on_weight = on_weight;
+        return model::capture(model_, tokens_, capture).logits;
+    }
+
+    Executor make(bool gradients, bool exact_gelu) const {
+        ExecutorOptions options;
+        options.gradients = gradients;
+        options.exact_gelu = exact_gelu;
+        options.memory_bytes = options_.memory_bytes;
+        options.stored_types = options_.stored_types && !gradients;
+        options.logits_slice = 7;  // does not divide the tokens: slices are cut to fit
+        options.wants_gradient = [this](const WeightInfo& info) { return wanted_.contains(info.name); };
+        return Executor(graph_, std::move(options));
+    }
+
+    void check_replay() {
+        result_.smooth = !has_gelu_table(graph_);
+        const Vector expected = llama_logits({});
+        Executor executor = make(false, false);
+        FileWeights weights(file_, executor.weights());
+        result_.replay_error = relative_error(run_logits(executor, weights, tokens_), expected);
+        if (result_.smooth) return;
+        Executor exact = make(false, true);
+        result_.exact_gelu_error = relative_error(run_logits(exact, weights, tokens_), expected);
+    }
+
+    void check_gradients() {
+        Executor executor = make(true, false);
+        FileWeights weights(file_, executor.weights());
+        Random random(12, "projection");
+        projection_.resize(static_cast<size_t>(executor.n_vocab() * options_.n_tokens));
+        for (float& r : projection_) r = static_cast<float>(random.normal());
+        std::map<int, Vector> directions;
+        for (size_t i = 0; i < executor.weights().size(); ++i) {
+            const int index = static_cast<int>(i);
+            if (!wanted_.contains(executor.weights()[i].name)) continue;
+            directions.emplace(index, direction(executor.weights()[i].name, weights.values(index)));
+        }
+        ProjectionLoss loss(projection_, executor.n_vocab());
+        DirectionSink sink(directions);
+        const std::span<const int32_t> batch[] = {tokens_};
+        executor.step(batch, weights, loss, sink);
+        Executor replay = make(false, true);
+        for (const auto& [index, d] : directions) {
+            check_tensor(replay, weights, index, d, sink.derivative.contains(index) ? sink.derivative.at(index) : NAN);
+        }
+    }
+
+    static Vector direction(const std::string& name, const Vector& w) {
+        double square = 0;
+        for (const float x : w) square += static_cast<double>(x) * static_cast<double>(x);
+        const double rms = std::sqrt(square / static_cast<double>(w.size()));
+        Random random(13, name);
+        Vector d(w.size());
+        for (float& x : d) x = static_cast<float>(rms * random.normal());
+        return d;
+    }
+
+    double loss_at(Executor& replay, FileWeights& weights, int index, const Vector& d, float step) {
+        if (result_.smooth && !options_.stored_types) {
+            const std::string& name = replay.weights()[static_cast<size_t>(index)].name;
+            const Vector& w = weights.values(index);
+            const auto set = [&](ggml_tensor* tensor, float s) {
+                if (name != tensor->name) return;
+                auto* data = static_cast<float*>(tensor->data);
+                for (size_t i = 0; i < w.size(); ++i) data[i] = w[i] + s * d[i];
+            };
+            const Vector logits = llama_logits([&](ggml_tensor* tensor) { set(tensor, step); });
+            llama_restore([&](ggml_tensor* tensor) { set(tensor, 0); });
+            return project(logits);
+        }
+        weights.move(index, &d, step);
+        const double value = project(run_logits(replay, weights, tokens_));
+        weights.move(-1, nullptr, 0);
+        return value;
+    }
+
+    void llama_restore(const std::function<void(ggml_tensor*)>& on_weight) const {
+        model::CaptureOptions capture;
+        capture.on_weight = on_weight;
+        model::capture(model_, tokens_, capture);
+    }
+
+    double project(const Vector& logits) const {
+        double sum = 0;
+        for (size_t i = 0; i < logits.size(); ++i) sum += static_cast<double>(logits[i]) * static_cast<double>(projection_[i]);
+        return sum;
+    }
+
+    void check_tensor(Executor& replay, FileWeights& weights, int index, const Vector& d, double analytic) {
+        const auto difference = [&](float h) {
+            return (loss_at(replay, weights, index, d, h) - loss_at(replay, weights, index, d, -h)) / (2.0 * static_cast<double>(h));
+        };
+        TensorCheck best;
+        best.numeric_spread = INFINITY;
+        // Richardson-extrapolated central differences at shrinking steps; the one that agrees best with its
+        // predecessor is taken, without a look at the analytic value. Large steps first: a random direction moves
+        // the loss little, and F32 logits are rounded.
+        float h = 0.08F;
+        double coarse = difference(h);
+        double previous = NAN;
+        for (int i = 0; i < 5; ++i, h /= 2) {
+            const double fine = difference(h / 2);
+            const double extrapolated = (4 * fine - coarse) / 3;
+            const double spread = std::abs(extrapolated - previous) / std::max(std::abs(extrapolated), 1e-30);
+            if (spread < best.numeric_spread) {
+                best.numeric_spread = spread;
+                best.numeric = extrapolated;
+            }
+            if (spread < 3e-4) break;
+            previous = extrapolated;
+            coarse = fine;
+        }
+        best.name = replay.weights()[static_cast<size_t>(index)].name;
+        best.analytic = analytic;
+        best.error = std::abs(analytic - best.numeric) / std::abs(best.numeric);
+        result_.tensors.push_back(best);
+    }
+
+    std::filesystem::path path_;
+    CheckOptions options_;
+    gguf::File file_;
+    model::Model model_;
+    std::vector<int32_t> tokens_;
+    graph::Graph graph_;
+    std::map<std::string, bool> wanted_;
+    Vector projection_;
+    ModelCheck result_;
+};
+
+}  // namespace
+
+double ModelCheck::worst_error() const {
+    double worst = 0;
+    for (const TensorCheck& tensor : tensors) {
+        if (!(tensor.error <= worst)) worst = tensor.error;
+    }
+    return worst;
+}
+
+ModelCheck check_model(const std::filesystem::path& path, const CheckOptions& options) { return Checker(path, options).run(); }
+
+}  // namespace voodoo::engine

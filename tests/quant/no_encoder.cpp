@@ -1,0 +1,2 @@
+// A shared library that is no libggml-base.
+extern "C" int voodoo_test_nothing() { return 0; }
