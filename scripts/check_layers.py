@@ -100,15 +100,15 @@ def text_of(path):
 
 def include_violation(folder, layer, header):
     """Why `folder` may not include `header`, or None."""
-    name = pathlib.PurePosixPath(header).name
-    if name == "llama.h" or name.startswith(("llama-", "llama_")):
+    parts = pathlib.PurePosixPath(header).parts
+    name, ours = parts[-1], parts[0] in LAYERS and len(parts) > 1
+    if not ours and (name == "llama.h" or name.startswith(("llama-", "llama_"))):
         return None if layer.llama else "only src/model may include llama.cpp's own headers"
     if re.match(r"(ggml|gguf)[\w-]*\.h$", header):
         return None if layer.ggml else f"src/{folder} may not include ggml"
-    target = header.split("/")[0] if "/" in header else None
-    if target in LAYERS and target != folder and target not in layer.folders:
-        return f"src/{folder} may not include src/{target} (see LAYERS in {SCRIPT})"
-    if ".." in pathlib.PurePosixPath(header).parts:
+    if ours and parts[0] != folder and parts[0] not in layer.folders:
+        return f"src/{folder} may not include src/{parts[0]} (see LAYERS in {SCRIPT})"
+    if ".." in parts:
         return "includes are written from src/ on, without '..'"
     return None
 

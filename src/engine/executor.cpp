@@ -341,6 +341,8 @@ int64_t Executor::n_hidden() const { return impl_->graph[impl_->plan.hidden].ne[
 int64_t Executor::n_vocab() const { return impl_->graph.n_vocab(); }
 size_t Executor::n_segments() const { return impl_->body.size(); }
 
+int Executor::head_weight() const { return impl_->weight_index[static_cast<size_t>(impl_->plan.head_weight)]; }
+
 int Executor::find_weight(std::string_view name) const {
     for (size_t i = 0; i < impl_->weights.size(); ++i) {
         if (impl_->weights[i].name == name) return static_cast<int>(i);

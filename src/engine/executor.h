@@ -48,6 +48,8 @@ public:
     const std::vector<WeightInfo>& weights() const;
     /// Index of a weight by tensor name, or -1.
     int find_weight(std::string_view name) const;
+    /// The weight whose matmul turns hidden states into logits.
+    int head_weight() const;
     /// Length of a hidden state.
     int64_t n_hidden() const;
     int64_t n_vocab() const;

@@ -115,6 +115,7 @@ SegmentPlan plan_segments(const Graph& graph, uint64_t memory_bytes, int residen
     SegmentPlan plan;
     const ValueId head = find_head(graph);
     plan.hidden = graph.root(graph[head].src[1]);
+    plan.head_weight = graph.root(graph[head].src[0]);
     VOODOO_CHECK(graph[plan.hidden].kind == ValueKind::op, "the head reads a leaf");
     // The tail starts right after the hidden state; what lies between it and the head belongs to the tail.
     const ValueId border = plan.hidden + 1;

@@ -24,6 +24,7 @@ struct SegmentPlan {
     std::vector<Segment> body;
     Segment tail;
     graph::ValueId hidden = graph::kNoValue;  ///< the body's result: the input of the head's matmul, [n_embd, n_tokens]
+    graph::ValueId head_weight = graph::kNoValue;  ///< the weight that the head's matmul reads
     bool tail_is_row_wise = false;            ///< the tail may run on slices of tokens
 };
 

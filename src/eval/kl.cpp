@@ -1,5 +1,5 @@
-// Runs teacher and students over the same batches. A batch is as many chunks as llama-perplexity decodes together, so
-// that llama.cpp splits it into the same micro-batches and rounds alike.
+// Runs teacher and students over the same batches. A batch is as many chunks as llama-perplexity
+// decodes together, so that llama.cpp splits it into the same micro-batches and rounds alike.
 #include "eval/kl.h"
 
 #include "base/threads.h"
@@ -47,7 +47,9 @@ class Runner {
 public:
     Runner(const std::filesystem::path& path, const Plan& plan, const EvalOptions& options,
            const Cancellation& cancellation)
-        : model_(load(path, options)), plan_(plan), context_(model_, context_options(plan, options, cancellation)) {
+        : model_(load(path, options)),
+          plan_(plan),
+          context_(model_, context_options(plan, options, cancellation)) {
         batch_.reserve(static_cast<size_t>(plan.n_batch));
     }
 
@@ -70,7 +72,8 @@ public:
     std::span<const float> logits(int32_t sequence, int32_t position) const {
         const auto n_vocab = static_cast<size_t>(model_.n_vocab());
         const auto per_chunk = static_cast<size_t>(plan_.n_ctx - plan_.first);
-        const size_t row = static_cast<size_t>(sequence) * per_chunk + static_cast<size_t>(position);
+        const size_t row =
+            static_cast<size_t>(sequence) * per_chunk + static_cast<size_t>(position);
         if (plan_.n_batch >= plan_.n_ctx) {
             return rows_.subspan(row * n_vocab, n_vocab);
         }
@@ -100,7 +103,8 @@ private:
         return context;
     }
 
-    void decode_positions(const TokenChunks& chunks, int32_t first_chunk, int32_t n, int32_t begin, int32_t end) {
+    void decode_positions(const TokenChunks& chunks, int32_t first_chunk, int32_t n, int32_t begin,
+                          int32_t end) {
         batch_.clear();
         size_t n_outputs = 0;
         for (int32_t sequence = 0; sequence < n; ++sequence) {
@@ -134,7 +138,8 @@ private:
 class TeacherRows {
 public:
     TeacherRows(const Plan& plan, size_t n_vocab)
-        : n_vocab_(n_vocab), rows_(static_cast<size_t>(plan.n_seq) * static_cast<size_t>(plan.n_scored)),
+        : n_vocab_(n_vocab),
+          rows_(static_cast<size_t>(plan.n_seq) * static_cast<size_t>(plan.n_scored)),
           codes_(rows_.size() * n_vocab) {}
 
     void encode(size_t i, std::span<const float> logits) {
@@ -150,35 +155,38 @@ private:
 
 void check_options(const EvalOptions& options, int32_t chunk_len) {
     if (chunk_len < 4 || options.n_batch < 1 || options.n_ubatch < 1) {
-        throw Error(ErrorKind::usage,
-                    fmt::format("chunks of {} tokens in batches of {} ({}): at least 4 tokens and 1 are needed",
-                                chunk_len, options.n_batch, options.n_ubatch),
-                    "evaluate_kl");
+        throw Error(
+            ErrorKind::usage,
+            fmt::format(
+                "chunks of {} tokens in batches of {} ({}): at least 4 tokens and 1 are needed",
+                chunk_len, options.n_batch, options.n_ubatch),
+            "evaluate_kl");
     }
 }
 
 void check_same_vocabulary(const Model& teacher, const Model& student) {
     if (teacher.n_vocab() != student.n_vocab()) {
         throw Error(ErrorKind::usage,
-                    fmt::format("its vocabulary has {} tokens, the reference's has {}", student.n_vocab(),
-                                teacher.n_vocab()),
+                    fmt::format("its vocabulary has {} tokens, the reference's has {}",
+                                student.n_vocab(), teacher.n_vocab()),
                     student.path().string(), "compare models that are quantizations of one model");
     }
 }
 
 void check_tokens(const TokenChunks& chunks, const Model& teacher) {
     const int32_t n_vocab = teacher.n_vocab();
-    const bool valid =
-        std::all_of(chunks.tokens.begin(), chunks.tokens.end(), [&](Token t) { return t >= 0 && t < n_vocab; });
+    const bool valid = std::all_of(chunks.tokens.begin(), chunks.tokens.end(),
+                                   [&](Token t) { return t >= 0 && t < n_vocab; });
     if (!valid || chunks.n_chunks() == 0) {
         throw Error(ErrorKind::usage,
-                    valid ? "no whole chunk of tokens" : "the text has tokens that are not in the vocabulary",
+                    valid ? "no whole chunk of tokens"
+                          : "the text has tokens that are not in the vocabulary",
                     teacher.path().string());
     }
 }
 
-KlReport make_report(const Runner& student, const Plan& plan, int32_t n_chunks, std::span<const TokenScore> scores,
-                     bool keep_token_kl) {
+KlReport make_report(const Runner& student, const Plan& plan, int32_t n_chunks,
+                     std::span<const TokenScore> scores, bool keep_token_kl) {
     KlReport report;
     report.path = student.model().path();
     report.description = student.model().description();
@@ -202,16 +210,17 @@ KlReport make_report(const Runner& student, const Plan& plan, int32_t n_chunks, 
         }
     }
     if (student.decode_seconds() > 0.0) {
-        report.tokens_per_second =
-            static_cast<double>(n_chunks) * static_cast<double>(plan.n_ctx) / student.decode_seconds();
+        report.tokens_per_second = static_cast<double>(n_chunks) * static_cast<double>(plan.n_ctx) /
+                                   student.decode_seconds();
     }
     return report;
 }
 
 /// The whole evaluation; `teacher_model` is already loaded in `teacher`.
-std::vector<KlReport> run(Runner& teacher, std::vector<std::unique_ptr<Runner>>& students, const Plan& plan,
-                          const TokenChunks& chunks, int32_t n_chunks, const EvalOptions& options,
-                          Observer& observer, const Cancellation& cancellation) {
+std::vector<KlReport> run(Runner& teacher, std::vector<std::unique_ptr<Runner>>& students,
+                          const Plan& plan, const TokenChunks& chunks, int32_t n_chunks,
+                          const EvalOptions& options, Observer& observer,
+                          const Cancellation& cancellation) {
     ThreadPool pool(options.n_threads);
     TeacherRows rows(plan, static_cast<size_t>(teacher.model().n_vocab()));
     const auto per_chunk = static_cast<size_t>(plan.n_scored);
@@ -225,8 +234,9 @@ std::vector<KlReport> run(Runner& teacher, std::vector<std::unique_ptr<Runner>>&
         teacher.decode(chunks, first, n);
         pool.parallel_for(n_rows, 4, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) {
-                rows.encode(static_cast<size_t>(i), teacher.logits(static_cast<int32_t>(i / plan.n_scored),
-                                                                   static_cast<int32_t>(i % plan.n_scored)));
+                rows.encode(static_cast<size_t>(i),
+                            teacher.logits(static_cast<int32_t>(i / plan.n_scored),
+                                           static_cast<int32_t>(i % plan.n_scored)));
             }
         });
         for (size_t s = 0; s < students.size(); ++s) {
@@ -236,10 +246,11 @@ std::vector<KlReport> run(Runner& teacher, std::vector<std::unique_ptr<Runner>>&
                 for (int64_t i = begin; i < end; ++i) {
                     const auto sequence = static_cast<int32_t>(i / plan.n_scored);
                     const auto position = static_cast<int32_t>(i % plan.n_scored);
-                    const Token next =
-                        chunks.chunk(first + sequence)[static_cast<size_t>(plan.first + position + 1)];
+                    const Token next = chunks.chunk(
+                        first + sequence)[static_cast<size_t>(plan.first + position + 1)];
                     scores[s][static_cast<size_t>(first) * per_chunk + static_cast<size_t>(i)] =
-                        score_row(students[s]->logits(sequence, position), rows.row(static_cast<size_t>(i)), next);
+                        score_row(students[s]->logits(sequence, position),
+                                  rows.row(static_cast<size_t>(i)), next);
                 }
             });
         }
@@ -248,7 +259,8 @@ std::vector<KlReport> run(Runner& teacher, std::vector<std::unique_ptr<Runner>>&
 
     std::vector<KlReport> reports;
     for (size_t s = 0; s < students.size(); ++s) {
-        reports.push_back(make_report(*students[s], plan, n_chunks, scores[s], options.keep_token_kl));
+        reports.push_back(
+            make_report(*students[s], plan, n_chunks, scores[s], options.keep_token_kl));
     }
     return reports;
 }
@@ -256,13 +268,15 @@ std::vector<KlReport> run(Runner& teacher, std::vector<std::unique_ptr<Runner>>&
 }  // namespace
 
 std::vector<KlReport> evaluate_kl(const std::filesystem::path& teacher_path,
-                                  const std::vector<std::filesystem::path>& student_paths, const TokenChunks& chunks,
-                                  const EvalOptions& options, Observer& observer, const Cancellation& cancellation) {
+                                  const std::vector<std::filesystem::path>& student_paths,
+                                  const TokenChunks& chunks, const EvalOptions& options,
+                                  Observer& observer, const Cancellation& cancellation) {
     check_options(options, chunks.chunk_len);
     const auto started = std::chrono::steady_clock::now();
     const Plan plan(chunks.chunk_len, options.n_batch);
-    const int32_t n_chunks =
-        options.max_chunks < 0 ? chunks.n_chunks() : std::min(options.max_chunks, chunks.n_chunks());
+    const int32_t n_chunks = options.max_chunks < 0
+                                 ? chunks.n_chunks()
+                                 : std::min(options.max_chunks, chunks.n_chunks());
 
     observer.stage_begin("eval", n_chunks, "chunks");
     Runner teacher(teacher_path, plan, options, cancellation);
@@ -279,20 +293,22 @@ std::vector<KlReport> evaluate_kl(const std::filesystem::path& teacher_path,
 }
 
 std::vector<KlReport> evaluate_kl(const std::filesystem::path& teacher,
-                                  const std::vector<std::filesystem::path>& students, std::string_view text,
-                                  const EvalOptions& options, Observer& observer, const Cancellation& cancellation) {
+                                  const std::vector<std::filesystem::path>& students,
+                                  std::string_view text, const EvalOptions& options,
+                                  Observer& observer, const Cancellation& cancellation) {
     model::LoadOptions vocab_only;
     vocab_only.vocab_only = true;
     const Model vocabulary = Model::load(teacher, vocab_only);
     const std::vector<Token> tokens = model::tokenize(vocabulary, text);
-    const TokenChunks chunks =
-        model::chunk_tokens(model::special_tokens(vocabulary), tokens, options.n_ctx, options.max_chunks);
+    const TokenChunks chunks = model::chunk_tokens(model::special_tokens(vocabulary), tokens,
+                                                   options.n_ctx, options.max_chunks);
     return evaluate_kl(teacher, students, chunks, options, observer, cancellation);
 }
 
 Estimate paired_difference(const KlReport& a, const KlReport& b) {
     if (a.chunk_mean_kl.size() != b.chunk_mean_kl.size() || a.n_ctx != b.n_ctx) {
-        throw Error(ErrorKind::usage, "the reports are not about the same chunks", "paired_difference");
+        throw Error(ErrorKind::usage, "the reports are not about the same chunks",
+                    "paired_difference");
     }
     const auto n = static_cast<double>(a.chunk_mean_kl.size());
     double mean = 0.0;

@@ -21,10 +21,11 @@ json estimate(const Estimate& e) {
 }
 
 json quantiles(const Distribution& d) {
-    return {{"min", number(d.min)}, {"p0_1", number(d.p0_1)}, {"p1", number(d.p1)},   {"p5", number(d.p5)},
-            {"p10", number(d.p10)}, {"p25", number(d.p25)},   {"median", number(d.median)},
-            {"p75", number(d.p75)}, {"p90", number(d.p90)},   {"p95", number(d.p95)}, {"p99", number(d.p99)},
-            {"p99_9", number(d.p99_9)}, {"max", number(d.max)}};
+    return {{"min", number(d.min)},       {"p0_1", number(d.p0_1)}, {"p1", number(d.p1)},
+            {"p5", number(d.p5)},         {"p10", number(d.p10)},   {"p25", number(d.p25)},
+            {"median", number(d.median)}, {"p75", number(d.p75)},   {"p90", number(d.p90)},
+            {"p95", number(d.p95)},       {"p99", number(d.p99)},   {"p99_9", number(d.p99_9)},
+            {"max", number(d.max)}};
 }
 
 template <typename T>

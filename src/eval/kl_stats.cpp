@@ -1,5 +1,5 @@
-// Definitions as in llama.cpp v0.5.0, tools/perplexity: single precision is kept where that tool uses it, since the
-// 16-bit codes make it visible in the tails.
+// Definitions as in llama.cpp v0.5.0, tools/perplexity: single precision is kept where that tool
+// uses it, since the 16-bit codes make it visible in the tails.
 #include "eval/kl_stats.h"
 
 #include <algorithm>
@@ -12,7 +12,8 @@ namespace voodoo::eval {
 
 namespace {
 
-/// Teacher logits more than this below the maximum are clipped; teacher log-probabilities below -this don't count.
+/// Teacher logits more than this below the maximum are clipped; teacher log-probabilities below
+/// -this don't count.
 constexpr float kLogRange = 16.0f;
 
 /// log sum exp(logits - max_logit).
@@ -32,8 +33,8 @@ double root(double variance) {
 }  // namespace
 
 TeacherRow encode_teacher_row(std::span<const float> logits, std::span<uint16_t> codes) {
-    VOODOO_CHECK(!logits.empty() && logits.size() == codes.size(), "{} logits for {} codes", logits.size(),
-                 codes.size());
+    VOODOO_CHECK(!logits.empty() && logits.size() == codes.size(), "{} logits for {} codes",
+                 logits.size(), codes.size());
     float max_logit = logits[0];
     float min_logit = logits[0];
     for (const float logit : logits) {
@@ -52,17 +53,21 @@ TeacherRow encode_teacher_row(std::span<const float> logits, std::span<uint16_t>
     }
     const float inverse_scale = 1.0f / row.scale;
     for (size_t i = 0; i < logits.size(); ++i) {
-        // Written so that NaN becomes 0. The product of the rounded inverse may exceed the range by an ulp.
-        const float code = logits[i] > min_logit ? std::nearbyint(inverse_scale * (logits[i] - min_logit)) : 0.0f;
+        // Written so that NaN becomes 0. The product of the rounded inverse may exceed the range by
+        // an ulp.
+        const float code =
+            logits[i] > min_logit ? std::nearbyint(inverse_scale * (logits[i] - min_logit)) : 0.0f;
         codes[i] = static_cast<uint16_t>(std::min(code, 65535.0f));
     }
     return row;
 }
 
-TokenScore score_row(std::span<const float> student_logits, const TeacherRow& teacher, int32_t next) {
+TokenScore score_row(std::span<const float> student_logits, const TeacherRow& teacher,
+                     int32_t next) {
     const size_t n_vocab = student_logits.size();
-    VOODOO_CHECK(n_vocab == teacher.codes.size() && next >= 0 && static_cast<size_t>(next) < n_vocab,
-                 "token {} with {} student and {} teacher entries", next, n_vocab, teacher.codes.size());
+    VOODOO_CHECK(
+        n_vocab == teacher.codes.size() && next >= 0 && static_cast<size_t>(next) < n_vocab,
+        "token {} with {} student and {} teacher entries", next, n_vocab, teacher.codes.size());
     float max_logit = student_logits[0];
     size_t top = 0;
     for (size_t i = 1; i < n_vocab; ++i) {
@@ -83,7 +88,8 @@ TokenScore score_row(std::span<const float> student_logits, const TeacherRow& te
             top_base = i;
         }
         if (log_prob > -kLogRange) {
-            kl += static_cast<double>(std::exp(log_prob) * (log_prob - student_logits[i] + log_normalizer));
+            kl += static_cast<double>(std::exp(log_prob) *
+                                      (log_prob - student_logits[i] + log_normalizer));
         }
     }
 
@@ -119,7 +125,8 @@ float percentile(std::span<const float> sorted, float fraction) {
     const float position = fraction * static_cast<float>(sorted.size() - 1);
     const auto below = std::min(static_cast<size_t>(position), sorted.size() - 1);
     const float weight = position - static_cast<float>(below);
-    return (1.0f - weight) * sorted[below] + weight * sorted[std::min(below + 1, sorted.size() - 1)];
+    return (1.0f - weight) * sorted[below] +
+           weight * sorted[std::min(below + 1, sorted.size() - 1)];
 }
 
 float median(std::span<const float> sorted) {
@@ -129,13 +136,16 @@ float median(std::span<const float> sorted) {
 }
 
 Distribution distribution(std::vector<float> values) {
-    const bool finite = std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+    const bool finite =
+        std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
     if (values.empty() || !finite) {
         constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
         return {kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN};
     }
     std::sort(values.begin(), values.end());
-    const auto at = [&values](float fraction) { return static_cast<double>(percentile(values, fraction)); };
+    const auto at = [&values](float fraction) {
+        return static_cast<double>(percentile(values, fraction));
+    };
     Distribution d;
     d.min = static_cast<double>(values.front());
     d.p0_1 = at(0.001f);
@@ -192,7 +202,8 @@ void fill_perplexities(const Sums& sums, size_t count, KlStatistics& s) {
     const Estimate ln_ppl = mean_and_error(sums.nll, sums.nll2, count);
     const Estimate ln_base = mean_and_error(sums.nll_base, sums.nll_base2, count);
     const double covariance =
-        count < 10 ? 0.0 : (sums.nll_nll_base / n - (sums.nll / n) * (sums.nll_base / n)) / (n - 1.0);
+        count < 10 ? 0.0
+                   : (sums.nll_nll_base / n - (sums.nll / n) * (sums.nll_base / n)) / (n - 1.0);
 
     s.ppl.value = std::exp(ln_ppl.value);
     s.ppl.error = s.ppl.value * ln_ppl.error;
@@ -202,7 +213,8 @@ void fill_perplexities(const Sums& sums, size_t count, KlStatistics& s) {
     s.ln_ppl_correlation = errors > 0.0 ? covariance / errors : 0.0;
 
     s.ln_ppl_ratio.value = ln_ppl.value - ln_base.value;
-    s.ln_ppl_ratio.error = root(ln_ppl.error * ln_ppl.error + ln_base.error * ln_base.error - 2.0 * covariance);
+    s.ln_ppl_ratio.error =
+        root(ln_ppl.error * ln_ppl.error + ln_base.error * ln_base.error - 2.0 * covariance);
     s.ppl_ratio.value = std::exp(s.ln_ppl_ratio.value);
     s.ppl_ratio.error = s.ppl_ratio.value * s.ln_ppl_ratio.error;
     s.ppl_difference.value = s.ppl.value - s.ppl_base.value;
@@ -234,7 +246,8 @@ KlStatistics kl_statistics(std::span<const TokenScore> scores) {
 
     const Estimate mean_square = mean_and_error(sums.p_diff2, sums.p_diff4, scores.size());
     s.rms_p_diff.value = std::sqrt(mean_square.value);
-    s.rms_p_diff.error = s.rms_p_diff.value > 0.0 ? 0.5 / s.rms_p_diff.value * mean_square.error : 0.0;
+    s.rms_p_diff.error =
+        s.rms_p_diff.value > 0.0 ? 0.5 / s.rms_p_diff.value * mean_square.error : 0.0;
 
     if (!scores.empty()) {
         const auto n = static_cast<double>(scores.size());

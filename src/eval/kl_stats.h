@@ -1,4 +1,5 @@
-// The statistics of `llama-perplexity --kl-divergence`, definition by definition, on rows of logits. No model here.
+// The statistics of `llama-perplexity --kl-divergence`, definition by definition, on rows of
+// logits. No model here.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +9,9 @@
 
 namespace voodoo::eval {
 
-/// Log-probabilities of one position under the teacher in 16 bits: log p_i = scale * code_i + min_log_prob, where
-/// logits below (maximum - 16) are clipped to it. That is the precision of llama-perplexity's logits file.
+/// Log-probabilities of one position under the teacher in 16 bits: log p_i = scale * code_i +
+/// min_log_prob, where logits below (maximum - 16) are clipped to it. That is the precision of
+/// llama-perplexity's logits file.
 struct TeacherRow {
     float scale = 0.0f;
     float min_log_prob = 0.0f;
@@ -18,12 +20,14 @@ struct TeacherRow {
     float log_prob(size_t i) const { return scale * static_cast<float>(codes[i]) + min_log_prob; }
 };
 
-/// Encodes one row of teacher logits into `codes` (same length) and returns the row that views them.
+/// Encodes one row of teacher logits into `codes` (same length) and returns the row that views
+/// them.
 TeacherRow encode_teacher_row(std::span<const float> logits, std::span<uint16_t> codes);
 
 /// What one scored position contributes.
 struct TokenScore {
-    /// Negative log-likelihood of the text's next token under the student and under the teacher, in nats.
+    /// Negative log-likelihood of the text's next token under the student and under the teacher, in
+    /// nats.
     float nll = 0.0f;
     float nll_base = 0.0f;
     /// sum_i p_i (log p_i - log q_i) over teacher probabilities with log p_i > -16, in nats.
@@ -35,7 +39,8 @@ struct TokenScore {
 };
 
 /// Scores a row of student logits against the teacher's; `next` is the text's next token.
-TokenScore score_row(std::span<const float> student_logits, const TeacherRow& teacher, int32_t next);
+TokenScore score_row(std::span<const float> student_logits, const TeacherRow& teacher,
+                     int32_t next);
 
 /// A mean and its standard error.
 struct Estimate {
@@ -46,7 +51,8 @@ struct Estimate {
 /// Mean and uncertainty from sums, as llama-perplexity: error 0 for at most 10 values.
 Estimate mean_and_error(double sum, double sum_of_squares, size_t count);
 
-/// Linear interpolation between order statistics of ascending `sorted` (not empty), fraction in [0, 1].
+/// Linear interpolation between order statistics of ascending `sorted` (not empty), fraction in [0,
+/// 1].
 float percentile(std::span<const float> sorted, float fraction);
 /// Middle value, or the mean of the middle two.
 float median(std::span<const float> sorted);

@@ -1,5 +1,6 @@
-// Sampling is ours (softmax and inverse distribution in one thread per sequence): llama.cpp's sampler chain builds and
-// sorts a candidate array of the whole vocabulary for each token, which costs several times as much.
+// Sampling is ours (softmax and inverse distribution in one thread per sequence): llama.cpp's
+// sampler chain builds and sorts a candidate array of the whole vocabulary for each token, which
+// costs several times as much.
 #include "model/generate.h"
 
 #include "base/random.h"
@@ -13,21 +14,26 @@ namespace voodoo::model {
 
 namespace {
 
-/// Chunks are generated in groups of as many as are decoded together; all of a group have the same length, so that
-/// every step is one token for each.
+/// Chunks are generated in groups of as many as are decoded together; all of a group have the same
+/// length, so that every step is one token for each.
 class Generator {
 public:
     Generator(const Model& model, const GenerateOptions& options, const Cancellation& cancellation)
-        : model_(model), options_(options), special_(special_tokens(model)),
-          width_(std::min(options.n_parallel, options.n_chunks)), context_(model, context_options(cancellation)),
+        : model_(model),
+          options_(options),
+          special_(special_tokens(model)),
+          width_(std::min(options.n_parallel, options.n_chunks)),
+          context_(model, context_options(cancellation)),
           pool_(context_.n_threads()) {}
 
     TokenChunks run(Observer& observer, const Cancellation& cancellation) {
         TokenChunks chunks;
         chunks.chunk_len = options_.chunk_len;
-        chunks.tokens.resize(static_cast<size_t>(options_.n_chunks) * static_cast<size_t>(options_.chunk_len));
+        chunks.tokens.resize(static_cast<size_t>(options_.n_chunks) *
+                             static_cast<size_t>(options_.chunk_len));
         for (int32_t first = 0; first < options_.n_chunks; first += width_) {
-            generate_group(chunks, first, std::min(width_, options_.n_chunks - first), observer, cancellation);
+            generate_group(chunks, first, std::min(width_, options_.n_chunks - first), observer,
+                           cancellation);
         }
         return chunks;
     }
@@ -101,8 +107,10 @@ private:
         }
     }
 
-    Token next_token(Token current, size_t position, std::span<const float> logits, Random& random) const {
-        // A start token may itself count as an end (BOS = EOS in some vocabularies): at position 0 it is a start.
+    Token next_token(Token current, size_t position, std::span<const float> logits,
+                     Random& random) const {
+        // A start token may itself count as an end (BOS = EOS in some vocabularies): at position 0
+        // it is a start.
         if (position > 0 && is_end_of_generation(model_, current)) {
             const Token start = start_token(random);
             if (start != current) {
@@ -111,7 +119,8 @@ private:
         }
         const Token token = sample_token(logits, options_.temperature, random.uniform());
         if (token < 0) {
-            throw Error(ErrorKind::bad_file, "the model's logits are not finite, so that nothing can be sampled",
+            throw Error(ErrorKind::bad_file,
+                        "the model's logits are not finite, so that nothing can be sampled",
                         model_.path().string(), "check the file, or give a calibration text");
         }
         return token;
@@ -126,7 +135,9 @@ private:
 };
 
 void check(const GenerateOptions& options) {
-    const auto refuse = [](const std::string& message) { throw Error(ErrorKind::usage, message, "generate"); };
+    const auto refuse = [](const std::string& message) {
+        throw Error(ErrorKind::usage, message, "generate");
+    };
     if (options.n_chunks < 1 || options.chunk_len < 2 || options.n_parallel < 1) {
         refuse("at least one chunk of two tokens and one sequence at a time are needed");
     }
@@ -148,7 +159,9 @@ Token sample_token(std::span<const float> logits, double temperature, double u) 
         return -1;
     }
     const auto inverse_temperature = static_cast<float>(1.0 / temperature);
-    const auto weight = [&](float logit) { return std::exp((logit - max_logit) * inverse_temperature); };
+    const auto weight = [&](float logit) {
+        return std::exp((logit - max_logit) * inverse_temperature);
+    };
     double total = 0.0;
     for (const float logit : logits) {
         total += static_cast<double>(weight(logit));
@@ -173,11 +186,13 @@ TokenChunks generate(const Model& model, const GenerateOptions& options, Observe
     check(options);
     model.require_causal("generating calibration text");
     const auto started = std::chrono::steady_clock::now();
-    observer.stage_begin("generate",
-                         static_cast<double>(options.n_chunks) * static_cast<double>(options.chunk_len), "tokens");
+    observer.stage_begin(
+        "generate", static_cast<double>(options.n_chunks) * static_cast<double>(options.chunk_len),
+        "tokens");
     TokenChunks chunks = Generator(model, options, cancellation).run(observer, cancellation);
-    observer.stage_end("generate",
-                       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count(), false);
+    observer.stage_end(
+        "generate",
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count(), false);
     return chunks;
 }
 

@@ -1,4 +1,5 @@
-// Log routing: llama.cpp logs in fragments; they are joined to lines per thread before anybody sees them.
+// Log routing: llama.cpp logs in fragments; they are joined to lines per thread before anybody sees
+// them.
 #include "model/llama_handle.h"
 
 #include <llama.h>
@@ -19,11 +20,16 @@ thread_local LlamaLogLevel t_partial_level = LlamaLogLevel::info;
 
 LlamaLogLevel level_of(ggml_log_level level, LlamaLogLevel previous) {
     switch (level) {
-    case GGML_LOG_LEVEL_ERROR: return LlamaLogLevel::error;
-    case GGML_LOG_LEVEL_WARN: return LlamaLogLevel::warn;
-    case GGML_LOG_LEVEL_INFO: return LlamaLogLevel::info;
-    case GGML_LOG_LEVEL_CONT: return previous;
-    default: return LlamaLogLevel::debug;
+        case GGML_LOG_LEVEL_ERROR:
+            return LlamaLogLevel::error;
+        case GGML_LOG_LEVEL_WARN:
+            return LlamaLogLevel::warn;
+        case GGML_LOG_LEVEL_INFO:
+            return LlamaLogLevel::info;
+        case GGML_LOG_LEVEL_CONT:
+            return previous;
+        default:
+            return LlamaLogLevel::debug;
     }
 }
 
@@ -32,15 +38,16 @@ void deliver(LlamaLogLevel level, std::string text) {
         return;
     }
     if (Observer* observer = g_observer.load(std::memory_order_acquire)) {
-        observer->log(level == LlamaLogLevel::error ? LogLevel::warn : LogLevel::debug, "llama.cpp: " + text);
+        observer->log(level == LlamaLogLevel::error ? LogLevel::warn : LogLevel::debug,
+                      "llama.cpp: " + text);
     }
     if (t_capture != nullptr) {
         t_capture->append({level, std::move(text)});
     }
 }
 
-// llama.cpp calls it through C function pointers; our Observers don't throw by contract, so only bad_alloc could
-// pass, and losing a log line is better than losing the process.
+// llama.cpp calls it through C function pointers; our Observers don't throw by contract, so only
+// bad_alloc could pass, and losing a log line is better than losing the process.
 void on_log(ggml_log_level level, const char* text, void* /*user_data*/) noexcept {
     try {
         for (const char* c = text; *c != '\0'; ++c) {

@@ -1,5 +1,5 @@
-// The process-wide side of llama.cpp: its one-time start, its version, and its log, which goes to an
-// Observer instead of stderr. Models and contexts are in model.h.
+// The process-wide side of llama.cpp: its one-time start, its version, and its log, which goes to
+// an Observer instead of stderr. Models and contexts are in model.h.
 #pragma once
 
 #include "base/progress.h"
@@ -15,9 +15,9 @@ void init_llama();
 /// Version of the llama.cpp library that is linked, e.g. "0.5.0".
 std::string llama_cpp_version();
 
-/// Sends llama.cpp's log lines of all threads to `observer` from now on; nullptr (the initial state) drops them.
-/// Its errors arrive as warnings and all else as debug: what makes an operation of ours fail is in the Error.
-/// The observer must outlive its registration.
+/// Sends llama.cpp's log lines of all threads to `observer` from now on; nullptr (the initial
+/// state) drops them. Its errors arrive as warnings and all else as debug: what makes an operation
+/// of ours fail is in the Error. The observer must outlive its registration.
 void set_llama_log_observer(Observer* observer);
 
 enum class LlamaLogLevel { debug, info, warn, error };
@@ -28,8 +28,9 @@ struct LlamaLogLine {
     std::string text;
 };
 
-/// Collects the lines that llama.cpp logs *on this thread* while the object lives. Captures nest: the
-/// innermost gets the line. Lines still go to the observer as well. Must die on the thread that made it.
+/// Collects the lines that llama.cpp logs *on this thread* while the object lives. Captures nest:
+/// the innermost gets the line. Lines still go to the observer as well. Must die on the thread that
+/// made it.
 class LogCapture {
 public:
     LogCapture();

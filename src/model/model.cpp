@@ -28,7 +28,8 @@ ErrorKind load_error_kind(const std::string& reason) {
         return ErrorKind::out_of_memory;
     }
     if (contains(reason, "unknown model architecture") || contains(reason, "unknown tokenizer") ||
-        contains(reason, "unknown pre-tokenizer") || contains(reason, "unsupported model architecture")) {
+        contains(reason, "unknown pre-tokenizer") ||
+        contains(reason, "unsupported model architecture")) {
         return ErrorKind::unsupported_model;
     }
     return ErrorKind::bad_file;
@@ -49,9 +50,12 @@ void check_readable(const std::filesystem::path& path) {
 
 llama_flash_attn_type to_llama(FlashAttention flash_attention) {
     switch (flash_attention) {
-    case FlashAttention::off: return LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    case FlashAttention::on: return LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    case FlashAttention::automatic: break;
+        case FlashAttention::off:
+            return LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        case FlashAttention::on:
+            return LLAMA_FLASH_ATTN_TYPE_ENABLED;
+        case FlashAttention::automatic:
+            break;
     }
     return LLAMA_FLASH_ATTN_TYPE_AUTO;
 }
@@ -61,7 +65,9 @@ bool cancellation_requested(void* data) {
 }
 
 void check_options(const ContextOptions& options) {
-    const auto refuse = [](const std::string& message) { throw Error(ErrorKind::usage, message, "Context"); };
+    const auto refuse = [](const std::string& message) {
+        throw Error(ErrorKind::usage, message, "Context");
+    };
     if (options.n_ctx == 0 || options.n_batch == 0 || options.n_ubatch == 0) {
         refuse("n_ctx, n_batch and n_ubatch must be positive");
     }
@@ -70,7 +76,8 @@ void check_options(const ContextOptions& options) {
                            llama_max_parallel_sequences()));
     }
     if (options.n_seq_max > options.n_ctx) {
-        refuse(fmt::format("{} sequences do not fit {} tokens of context", options.n_seq_max, options.n_ctx));
+        refuse(fmt::format("{} sequences do not fit {} tokens of context", options.n_seq_max,
+                           options.n_ctx));
     }
 }
 
@@ -117,7 +124,8 @@ Model Model::load(const std::filesystem::path& path, const LoadOptions& options)
     llama_model* loaded = llama_model_load_from_file(path.c_str(), params);
     if (loaded == nullptr) {
         const std::string reason = log.last_errors("llama.cpp gave no reason");
-        throw Error(load_error_kind(reason), "llama.cpp can't load the model: " + reason, path.string());
+        throw Error(load_error_kind(reason), "llama.cpp can't load the model: " + reason,
+                    path.string());
     }
     model.model_ = std::shared_ptr<llama_model>(loaded, llama_model_free);
     return model;
@@ -195,10 +203,12 @@ bool Model::has_tokenizer() const {
 
 void Model::require_causal(const std::string& purpose) const {
     if (has_encoder() || !has_decoder() || is_diffusion()) {
-        throw Error(ErrorKind::unsupported_model,
-                    fmt::format("{} needs a model that predicts each token from those before it, but {} is not one",
-                                purpose, architecture()),
-                    path_.string());
+        throw Error(
+            ErrorKind::unsupported_model,
+            fmt::format(
+                "{} needs a model that predicts each token from those before it, but {} is not one",
+                purpose, architecture()),
+            path_.string());
     }
 }
 
@@ -231,10 +241,12 @@ void Context::Free::operator()(llama_context* context) const {
     llama_free(context);
 }
 
-Context::Context(const Model& model, const ContextOptions& options) : model_(model), options_(options) {
+Context::Context(const Model& model, const ContextOptions& options)
+    : model_(model), options_(options) {
     check_options(options);
     if (model.options().vocab_only) {
-        throw Error(ErrorKind::usage, "the model was loaded without its weights", model.path().string());
+        throw Error(ErrorKind::usage, "the model was loaded without its weights",
+                    model.path().string());
     }
     n_threads_ = options.n_threads > 0 ? options.n_threads : available_threads();
 
@@ -242,8 +254,9 @@ Context::Context(const Model& model, const ContextOptions& options) : model_(mod
     context_.reset(llama_init_from_model(model.handle(), to_llama(options, n_threads_)));
     if (context_ == nullptr) {
         const std::string reason = log.last_errors("llama.cpp gave no reason");
-        throw Error(says_out_of_memory(reason) ? ErrorKind::out_of_memory : ErrorKind::unsupported_model,
-                    "llama.cpp can't make a context: " + reason, model.path().string());
+        throw Error(
+            says_out_of_memory(reason) ? ErrorKind::out_of_memory : ErrorKind::unsupported_model,
+            "llama.cpp can't make a context: " + reason, model.path().string());
     }
 }
 
@@ -264,10 +277,13 @@ void Context::clear() {
 
 void Context::decode(const Batch& batch) {
     if (batch.size() == 0 || batch.size() > n_batch()) {
-        throw Error(ErrorKind::usage, fmt::format("a batch of {} tokens, but 1 to {} can be decoded at once",
-                                                  batch.size(), n_batch()), "Context::decode");
+        throw Error(ErrorKind::usage,
+                    fmt::format("a batch of {} tokens, but 1 to {} can be decoded at once",
+                                batch.size(), n_batch()),
+                    "Context::decode");
     }
-    // llama.cpp takes pointers to mutable arrays and one pointer per token to its list of sequences.
+    // llama.cpp takes pointers to mutable arrays and one pointer per token to its list of
+    // sequences.
     std::vector<int32_t> n_sequences(batch.size(), 1);
     std::vector<llama_seq_id*> sequences(batch.size());
     for (size_t i = 0; i < batch.size(); ++i) {
@@ -298,7 +314,8 @@ void Context::decode(const Batch& batch) {
     if (status == 1) {
         throw Error(ErrorKind::usage, "the tokens don't fit the context", where);
     }
-    throw Error(status == -1 ? ErrorKind::usage : ErrorKind::internal, "decoding failed: " + reason, where);
+    throw Error(status == -1 ? ErrorKind::usage : ErrorKind::internal, "decoding failed: " + reason,
+                where);
 }
 
 std::span<const float> Context::logits_of(int32_t i) const {

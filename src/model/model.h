@@ -27,7 +27,8 @@ using Token = int32_t;
 struct LoadOptions {
     /// Map the file instead of reading it. Mapped weights are read-only.
     bool mmap = true;
-    /// Let llama.cpp repack weights into layouts that its kernels like better (a second copy in memory).
+    /// Let llama.cpp repack weights into layouts that its kernels like better (a second copy in
+    /// memory).
     bool use_extra_bufts = true;
     /// Layers on the GPU; negative = all. Without a GPU backend it has no effect.
     int n_gpu_layers = 0;
@@ -35,12 +36,13 @@ struct LoadOptions {
     bool vocab_only = false;
 };
 
-/// A model in memory. Copies share it; it is freed with its last copy or Context. Immutable, any thread.
+/// A model in memory. Copies share it; it is freed with its last copy or Context. Immutable, any
+/// thread.
 class Model {
 public:
-    /// Throws Error(io) if the file can't be opened, Error(unsupported_model) for an architecture or tokenizer
-    /// that llama.cpp doesn't know, Error(out_of_memory), and Error(bad_file) for all else that it rejects,
-    /// with llama.cpp's own last error lines as the reason.
+    /// Throws Error(io) if the file can't be opened, Error(unsupported_model) for an architecture
+    /// or tokenizer that llama.cpp doesn't know, Error(out_of_memory), and Error(bad_file) for all
+    /// else that it rejects, with llama.cpp's own last error lines as the reason.
     static Model load(const std::filesystem::path& path, const LoadOptions& options = {});
 
     const std::filesystem::path& path() const { return path_; }
@@ -68,8 +70,8 @@ public:
     /// True if the file has a tokenizer, so that text can become tokens.
     bool has_tokenizer() const;
 
-    /// Throws Error(unsupported_model) that names `purpose` unless the model predicts the next token from the
-    /// previous ones: no encoder, a decoder, not diffusion.
+    /// Throws Error(unsupported_model) that names `purpose` unless the model predicts the next
+    /// token from the previous ones: no encoder, a decoder, not diffusion.
     void require_causal(const std::string& purpose) const;
 
     /// For src/model only.
@@ -86,7 +88,8 @@ private:
 
 enum class FlashAttention { off, on, automatic };
 
-/// The defaults are those of llama-perplexity, llama-imatrix and llama-cli (one sequence of 512 tokens).
+/// The defaults are those of llama-perplexity, llama-imatrix and llama-cli (one sequence of 512
+/// tokens).
 struct ContextOptions {
     /// Tokens over all sequences: each has n_ctx / n_seq_max of them unless kv_unified.
     uint32_t n_ctx = 512;
@@ -105,7 +108,8 @@ struct ContextOptions {
     /// Sees every node of the graph before (ask) and after it is computed; with user data.
     ggml_backend_sched_eval_callback cb_eval = nullptr;
     void* cb_eval_data = nullptr;
-    /// Polled between nodes on the CPU: a request makes decode() throw Error(interrupted). Must outlive the context.
+    /// Polled between nodes on the CPU: a request makes decode() throw Error(interrupted). Must
+    /// outlive the context.
     const Cancellation* cancellation = nullptr;
 };
 
@@ -128,8 +132,8 @@ private:
 /// The state of a model that decodes: KV cache, compute buffers, logits. One thread at a time.
 class Context {
 public:
-    /// Throws Error(usage) for options that make no sense, Error(out_of_memory) if buffers can't be had,
-    /// Error(unsupported_model) if llama.cpp refuses the combination of model and options.
+    /// Throws Error(usage) for options that make no sense, Error(out_of_memory) if buffers can't be
+    /// had, Error(unsupported_model) if llama.cpp refuses the combination of model and options.
     Context(const Model& model, const ContextOptions& options);
 
     const Model& model() const { return model_; }
@@ -142,11 +146,12 @@ public:
     void clear();
 
     /// Runs the batch (at most n_batch tokens). Throws Error(interrupted) after a cancellation,
-    /// Error(out_of_memory) if a buffer can't be had, Error(usage) if the tokens don't fit the cache or are
-    /// no tokens of the vocabulary, Error(internal) if the computation fails.
+    /// Error(out_of_memory) if a buffer can't be had, Error(usage) if the tokens don't fit the
+    /// cache or are no tokens of the vocabulary, Error(internal) if the computation fails.
     void decode(const Batch& batch);
 
-    /// Logits of the batch's i-th token (which had want_logits), n_vocab floats, valid until the next decode.
+    /// Logits of the batch's i-th token (which had want_logits), n_vocab floats, valid until the
+    /// next decode.
     std::span<const float> logits_of(int32_t i) const;
     /// Logits of all tokens with want_logits in batch order, one row of n_vocab after another.
     std::span<const float> all_logits(size_t n_outputs) const;

@@ -1,6 +1,7 @@
-// llama.cpp offers no call for the types a preset chooses with an imatrix (llama_quant_compute_types always behaves
-// as without one), but the dry run of llama_model_quantize logs one line per tensor. We read those lines and
-// insist that they account for every tensor of the model, so that a change of format is an error, not a wrong plan.
+// llama.cpp offers no call for the types a preset chooses with an imatrix
+// (llama_quant_compute_types always behaves as without one), but the dry run of
+// llama_model_quantize logs one line per tensor. We read those lines and insist that they account
+// for every tensor of the model, so that a change of format is an error, not a wrong plan.
 #include "model/presets.h"
 
 #include "model/llama_handle.h"
@@ -64,7 +65,8 @@ struct FtypeOfType {
     llama_ftype ftype;
 };
 
-// The table by which llama.cpp's loader guesses a file type, and MXFP4, whose only file type is its MoE preset's.
+// The table by which llama.cpp's loader guesses a file type, and MXFP4, whose only file type is its
+// MoE preset's.
 constexpr std::array kFtypes = {
     FtypeOfType{GGML_TYPE_F32, LLAMA_FTYPE_ALL_F32},
     FtypeOfType{GGML_TYPE_F16, LLAMA_FTYPE_MOSTLY_F16},
@@ -141,8 +143,9 @@ struct DryRunTensor {
     int64_t n_tensors;
 };
 
-/// Parses "[   1/ 273] blk.0.attn_q.weight   - [  256,   256,     1,     1], type =   bf16, size = A MiB -> B MiB (q4_K)"
-/// or, for a tensor that keeps its type, "... type =    f32, size =    0.001 MiB".
+/// Parses "[   1/ 273] blk.0.attn_q.weight   - [  256,   256,     1,     1], type =   bf16, size =
+/// A MiB -> B MiB (q4_K)" or, for a tensor that keeps its type, "... type =    f32, size =    0.001
+/// MiB".
 std::optional<DryRunTensor> find_dry_run_tensor(std::string_view line) {
     const size_t slash = line.find('/');
     const size_t count_end = line.find("] ");
@@ -151,8 +154,8 @@ std::optional<DryRunTensor> find_dry_run_tensor(std::string_view line) {
     const size_t size_begin = line.rfind(", size = ");
     if (!line.starts_with('[') || count_end == std::string_view::npos || slash > count_end ||
         shape_begin == std::string_view::npos || shape_end == std::string_view::npos ||
-        size_begin == std::string_view::npos || shape_begin < count_end || shape_end < shape_begin ||
-        size_begin < shape_end) {
+        size_begin == std::string_view::npos || shape_begin < count_end ||
+        shape_end < shape_begin || size_begin < shape_end) {
         return std::nullopt;
     }
     DryRunTensor tensor;
@@ -170,7 +173,9 @@ std::optional<DryRunTensor> find_dry_run_tensor(std::string_view line) {
             return std::nullopt;
         }
         tensor.shape.ne[i] = *ne;
-        dims.remove_prefix(std::min(dims.size(), dims.find(',') == std::string_view::npos ? dims.size() : dims.find(',') + 1));
+        dims.remove_prefix(std::min(dims.size(), dims.find(',') == std::string_view::npos
+                                                     ? dims.size()
+                                                     : dims.find(',') + 1));
     }
 
     const size_t type_begin = shape_end + std::strlen("], type = ");
@@ -191,7 +196,8 @@ std::optional<DryRunTensor> find_dry_run_tensor(std::string_view line) {
     return tensor;
 }
 
-std::vector<DryRunTensor> dry_run(const std::filesystem::path& path, const Preset& preset, bool with_imatrix) {
+std::vector<DryRunTensor> dry_run(const std::filesystem::path& path, const Preset& preset,
+                                  bool with_imatrix) {
     init_llama();
     if (!std::ifstream(path, std::ios::binary)) {
         throw Error(ErrorKind::io, "can't open the file for reading", path.string());
@@ -210,8 +216,10 @@ std::vector<DryRunTensor> dry_run(const std::filesystem::path& path, const Prese
     if (llama_model_quantize(path.c_str(), "", &params) != 0) {
         const std::string reason = log.last_errors("llama.cpp gave no reason");
         const bool unknown = reason.find("unknown model architecture") != std::string::npos;
-        throw Error(unknown ? ErrorKind::unsupported_model : ErrorKind::bad_file,
-                    fmt::format("llama.cpp can't lay out {} for this model: {}", preset.name, reason), path.string());
+        throw Error(
+            unknown ? ErrorKind::unsupported_model : ErrorKind::bad_file,
+            fmt::format("llama.cpp can't lay out {} for this model: {}", preset.name, reason),
+            path.string());
     }
     std::vector<DryRunTensor> tensors;
     for (const LlamaLogLine& line : log.lines()) {
@@ -219,22 +227,26 @@ std::vector<DryRunTensor> dry_run(const std::filesystem::path& path, const Prese
             tensors.push_back(std::move(*tensor));
         }
     }
-    VOODOO_CHECK(!tensors.empty() && static_cast<int64_t>(tensors.size()) == tensors.front().n_tensors,
-                 "the dry run of llama.cpp's quantizer logged {} of {} tensors: its log format has changed",
-                 tensors.size(), tensors.empty() ? -1 : tensors.front().n_tensors);
+    VOODOO_CHECK(
+        !tensors.empty() && static_cast<int64_t>(tensors.size()) == tensors.front().n_tensors,
+        "the dry run of llama.cpp's quantizer logged {} of {} tensors: its log format has changed",
+        tensors.size(), tensors.empty() ? -1 : tensors.front().n_tensors);
     return tensors;
 }
 
-/// Size of the file that llama-quantize would write: its metadata are the source's, without the split's keys.
-uint64_t file_size(const std::filesystem::path& path, const Preset& preset, std::span<const DryRunTensor> tensors) {
+/// Size of the file that llama-quantize would write: its metadata are the source's, without the
+/// split's keys.
+uint64_t file_size(const std::filesystem::path& path, const Preset& preset,
+                   std::span<const DryRunTensor> tensors) {
     gguf_init_params init = {};
     init.no_alloc = true;
-    const std::unique_ptr<gguf_context, void (*)(gguf_context*)> source(gguf_init_from_file(path.c_str(), init),
-                                                                       gguf_free);
+    const std::unique_ptr<gguf_context, void (*)(gguf_context*)> source(
+        gguf_init_from_file(path.c_str(), init), gguf_free);
     if (source == nullptr) {
         throw Error(ErrorKind::bad_file, "no valid GGUF file", path.string());
     }
-    const std::unique_ptr<gguf_context, void (*)(gguf_context*)> target(gguf_init_empty(), gguf_free);
+    const std::unique_ptr<gguf_context, void (*)(gguf_context*)> target(gguf_init_empty(),
+                                                                        gguf_free);
     gguf_set_kv(target.get(), source.get());
     gguf_set_val_u32(target.get(), "general.quantization_version", GGML_QNT_VERSION);
     gguf_set_val_u32(target.get(), "general.file_type", preset.ftype);
@@ -245,11 +257,13 @@ uint64_t file_size(const std::filesystem::path& path, const Preset& preset, std:
     ggml_init_params memory = {};
     memory.mem_size = tensors.size() * ggml_tensor_overhead();
     memory.no_alloc = true;
-    const std::unique_ptr<ggml_context, void (*)(ggml_context*)> shapes(ggml_init(memory), ggml_free);
+    const std::unique_ptr<ggml_context, void (*)(ggml_context*)> shapes(ggml_init(memory),
+                                                                        ggml_free);
     uint64_t data_bytes = 0;
     for (const DryRunTensor& tensor : tensors) {
         const auto& ne = tensor.shape.ne;
-        ggml_tensor* shape = ggml_new_tensor_4d(shapes.get(), tensor.type, ne[0], ne[1], ne[2], ne[3]);
+        ggml_tensor* shape =
+            ggml_new_tensor_4d(shapes.get(), tensor.type, ne[0], ne[1], ne[2], ne[3]);
         ggml_set_name(shape, tensor.shape.name.c_str());
         gguf_add_tensor(target.get(), shape);
         data_bytes += GGML_PAD(static_cast<uint64_t>(ggml_nbytes(shape)), GGUF_DEFAULT_ALIGNMENT);
@@ -268,7 +282,8 @@ const Preset* find_preset(std::string_view name) {
     if (wanted == "Q3_K" || wanted == "Q4_K" || wanted == "Q5_K") {
         wanted += "_M";
     }
-    const auto* it = std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& p) { return p.name == wanted; });
+    const auto* it = std::find_if(kPresets.begin(), kPresets.end(),
+                                  [&](const Preset& p) { return p.name == wanted; });
     return it == kPresets.end() ? nullptr : it;
 }
 
@@ -281,10 +296,12 @@ const Preset& preset(std::string_view name) {
         names += names.empty() ? "" : ", ";
         names += p.name;
     }
-    throw Error(ErrorKind::usage, fmt::format("\"{}\" is no preset of llama-quantize", name), {}, "one of " + names);
+    throw Error(ErrorKind::usage, fmt::format("\"{}\" is no preset of llama-quantize", name), {},
+                "one of " + names);
 }
 
-PresetLayout preset_layout(const std::filesystem::path& model_path, std::string_view preset_name, bool with_imatrix) {
+PresetLayout preset_layout(const std::filesystem::path& model_path, std::string_view preset_name,
+                           bool with_imatrix) {
     const Preset& wanted = preset(preset_name);
     const std::vector<DryRunTensor> tensors = dry_run(model_path, wanted, with_imatrix);
     PresetLayout layout;
@@ -295,8 +312,8 @@ PresetLayout preset_layout(const std::filesystem::path& model_path, std::string_
     return layout;
 }
 
-std::vector<TensorType> preset_types(const std::filesystem::path& model_path, std::string_view preset_name,
-                                     bool with_imatrix) {
+std::vector<TensorType> preset_types(const std::filesystem::path& model_path,
+                                     std::string_view preset_name, bool with_imatrix) {
     return preset_layout(model_path, preset_name, with_imatrix).types;
 }
 
@@ -310,7 +327,8 @@ std::vector<bool> allows_quantization(const Model& model, std::span<const Tensor
     ggml_init_params memory = {};
     memory.mem_size = ggml_tensor_overhead() + kMetadataBytes;
     memory.no_alloc = true;
-    const std::unique_ptr<ggml_context, void (*)(ggml_context*)> context(ggml_init(memory), ggml_free);
+    const std::unique_ptr<ggml_context, void (*)(ggml_context*)> context(ggml_init(memory),
+                                                                         ggml_free);
 
     std::vector<bool> allowed;
     allowed.reserve(tensors.size());
@@ -323,7 +341,8 @@ std::vector<bool> allows_quantization(const Model& model, std::span<const Tensor
             continue;
         }
         ggml_reset(context.get());
-        ggml_tensor* tensor = ggml_new_tensor_4d(context.get(), GGML_TYPE_F32, ne[0], ne[1], ne[2], ne[3]);
+        ggml_tensor* tensor =
+            ggml_new_tensor_4d(context.get(), GGML_TYPE_F32, ne[0], ne[1], ne[2], ne[3]);
         ggml_set_name(tensor, shape.name.c_str());
         allowed.push_back(llama_quant_tensor_allows_quantization(state.get(), tensor));
     }
@@ -336,7 +355,8 @@ uint32_t ftype_for_type(ggml_type type) {
             return entry.ftype;
         }
     }
-    throw Error(ErrorKind::usage, fmt::format("no file type stands for tensor type {}", static_cast<int>(type)));
+    throw Error(ErrorKind::usage,
+                fmt::format("no file type stands for tensor type {}", static_cast<int>(type)));
 }
 
 }  // namespace voodoo::model

@@ -1,5 +1,5 @@
-// What llama-quantize would do: its presets, the type that a preset gives each tensor, the size of the file it
-// writes, and which tensors it quantizes at all. Nothing is quantized here.
+// What llama-quantize would do: its presets, the type that a preset gives each tensor, the size of
+// the file it writes, and which tensors it quantizes at all. Nothing is quantized here.
 #pragma once
 
 #include "model/model.h"
@@ -41,19 +41,22 @@ struct TensorType {
 struct PresetLayout {
     /// In the order in which llama-quantize writes the tensors.
     std::vector<TensorType> types;
-    /// Size of the file that llama-quantize writes, in bytes, as one file. With an imatrix it also records where
-    /// that came from (quantize.imatrix.*), about 250 bytes more, depending on its path.
+    /// Size of the file that llama-quantize writes, in bytes, as one file. With an imatrix it also
+    /// records where that came from (quantize.imatrix.*), about 250 bytes more, depending on its
+    /// path.
     uint64_t file_size_bytes = 0;
 };
 
-/// Types by a dry run of llama_model_quantize. `with_imatrix`: as with `--imatrix` (some presets choose other types
-/// then). Throws Error(usage) for an unknown preset, Error(bad_file) or Error(unsupported_model) if llama.cpp
-/// can't do it for this model, Error(io). Any number of threads.
-PresetLayout preset_layout(const std::filesystem::path& model_path, std::string_view preset_name, bool with_imatrix);
+/// Types by a dry run of llama_model_quantize. `with_imatrix`: as with `--imatrix` (some presets
+/// choose other types then). Throws Error(usage) for an unknown preset, Error(bad_file) or
+/// Error(unsupported_model) if llama.cpp can't do it for this model, Error(io). Any number of
+/// threads.
+PresetLayout preset_layout(const std::filesystem::path& model_path, std::string_view preset_name,
+                           bool with_imatrix);
 
 /// Just the types of preset_layout.
-std::vector<TensorType> preset_types(const std::filesystem::path& model_path, std::string_view preset_name,
-                                     bool with_imatrix);
+std::vector<TensorType> preset_types(const std::filesystem::path& model_path,
+                                     std::string_view preset_name, bool with_imatrix);
 
 /// A tensor as its file describes it.
 struct TensorShape {
@@ -61,12 +64,13 @@ struct TensorShape {
     std::array<int64_t, 4> ne;
 };
 
-/// llama.cpp's own rule whether a tensor may be quantized, for each of `tensors`. Names that don't end in "weight"
-/// are never quantized (llama.cpp's check wraps for short ones). `model` may be loaded vocab_only.
+/// llama.cpp's own rule whether a tensor may be quantized, for each of `tensors`. Names that don't
+/// end in "weight" are never quantized (llama.cpp's check wraps for short ones). `model` may be
+/// loaded vocab_only.
 std::vector<bool> allows_quantization(const Model& model, std::span<const TensorShape> tensors);
 
-/// Value of general.file_type for a file most of whose weights have `type`: what llama.cpp guesses itself when
-/// the key is missing. Throws Error(usage) for types that no file type stands for.
+/// Value of general.file_type for a file most of whose weights have `type`: what llama.cpp guesses
+/// itself when the key is missing. Throws Error(usage) for types that no file type stands for.
 uint32_t ftype_for_type(ggml_type type);
 
 }  // namespace voodoo::model

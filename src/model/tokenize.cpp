@@ -18,7 +18,8 @@ std::optional<Token> token_or_nothing(llama_token token) {
 
 void require_tokenizer(const Model& model) {
     if (!model.has_tokenizer()) {
-        throw Error(ErrorKind::unsupported_model, "the model has no tokenizer, so text can't be used with it",
+        throw Error(ErrorKind::unsupported_model,
+                    "the model has no tokenizer, so text can't be used with it",
                     model.path().string());
     }
 }
@@ -47,14 +48,15 @@ bool is_end_of_generation(const Model& model, Token token) {
     return llama_vocab_is_eog(model.vocab(), token);
 }
 
-std::vector<Token> tokenize(const Model& model, std::string_view text, bool add_special, bool parse_special) {
+std::vector<Token> tokenize(const Model& model, std::string_view text, bool add_special,
+                            bool parse_special) {
     require_tokenizer(model);
     const int32_t length = checked_length(text.size());
     // No token stands for less than a byte, except the special ones at the ends.
     std::vector<Token> tokens(text.size() + 2);
     const auto run = [&] {
-        return llama_tokenize(model.vocab(), text.data(), length, tokens.data(), checked_length(tokens.size()),
-                              add_special, parse_special);
+        return llama_tokenize(model.vocab(), text.data(), length, tokens.data(),
+                              checked_length(tokens.size()), add_special, parse_special);
     };
     int32_t n_tokens = run();
     if (n_tokens < 0 && n_tokens != std::numeric_limits<int32_t>::min()) {
@@ -71,21 +73,23 @@ std::string detokenize(const Model& model, std::span<const Token> tokens, bool w
     const int32_t n_vocab = model.n_vocab();
     for (const Token token : tokens) {
         if (token < 0 || token >= n_vocab) {
-            throw Error(ErrorKind::usage, fmt::format("token {} is not in the vocabulary of {}", token, n_vocab),
+            throw Error(ErrorKind::usage,
+                        fmt::format("token {} is not in the vocabulary of {}", token, n_vocab),
                         model.path().string());
         }
     }
     std::string text(tokens.size() * 8 + 16, '\0');
     const auto run = [&] {
-        return llama_detokenize(model.vocab(), tokens.data(), checked_length(tokens.size()), text.data(),
-                                checked_length(text.size()), false, with_special);
+        return llama_detokenize(model.vocab(), tokens.data(), checked_length(tokens.size()),
+                                text.data(), checked_length(text.size()), false, with_special);
     };
     int32_t length = run();
     if (length < 0) {
         text.resize(static_cast<size_t>(-length));
         length = run();
     }
-    VOODOO_CHECK(length >= 0, "llama_detokenize failed on {} tokens with {}", tokens.size(), length);
+    VOODOO_CHECK(length >= 0, "llama_detokenize failed on {} tokens with {}", tokens.size(),
+                 length);
     text.resize(static_cast<size_t>(length));
     return text;
 }
@@ -98,10 +102,11 @@ std::string read_text_file(const std::filesystem::path& path) {
     return text;
 }
 
-TokenChunks chunk_tokens(const SpecialTokens& special, std::span<const Token> tokens, int32_t chunk_len,
-                         int32_t max_chunks) {
+TokenChunks chunk_tokens(const SpecialTokens& special, std::span<const Token> tokens,
+                         int32_t chunk_len, int32_t max_chunks) {
     if (chunk_len < 2) {
-        throw Error(ErrorKind::usage, fmt::format("chunks of {} tokens: at least 2 are needed", chunk_len));
+        throw Error(ErrorKind::usage,
+                    fmt::format("chunks of {} tokens: at least 2 are needed", chunk_len));
     }
     const size_t length = static_cast<size_t>(chunk_len);
     size_t n_chunks = tokens.size() / length;
@@ -109,13 +114,15 @@ TokenChunks chunk_tokens(const SpecialTokens& special, std::span<const Token> to
         n_chunks = std::min(n_chunks, static_cast<size_t>(max_chunks));
     }
     if (n_chunks == 0) {
-        throw Error(ErrorKind::usage,
-                    fmt::format("{} tokens make no whole chunk of {} tokens", tokens.size(), chunk_len), {},
-                    "use a longer text or shorter chunks");
+        throw Error(
+            ErrorKind::usage,
+            fmt::format("{} tokens make no whole chunk of {} tokens", tokens.size(), chunk_len), {},
+            "use a longer text or shorter chunks");
     }
     TokenChunks chunks;
     chunks.chunk_len = chunk_len;
-    chunks.tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(n_chunks * length));
+    chunks.tokens.assign(tokens.begin(),
+                         tokens.begin() + static_cast<std::ptrdiff_t>(n_chunks * length));
     if (special.add_bos && special.bos) {
         for (size_t i = 0; i < n_chunks; ++i) {
             chunks.tokens[i * length] = *special.bos;
@@ -128,9 +135,10 @@ std::string token_hash(const TokenChunks& chunks) {
     Sha256 hash;
     const auto add = [&hash](int32_t value) {
         const auto bits = static_cast<uint32_t>(value);
-        const unsigned char bytes[4] = {
-            static_cast<unsigned char>(bits & 0xff), static_cast<unsigned char>((bits >> 8) & 0xff),
-            static_cast<unsigned char>((bits >> 16) & 0xff), static_cast<unsigned char>((bits >> 24) & 0xff)};
+        const unsigned char bytes[4] = {static_cast<unsigned char>(bits & 0xff),
+                                        static_cast<unsigned char>((bits >> 8) & 0xff),
+                                        static_cast<unsigned char>((bits >> 16) & 0xff),
+                                        static_cast<unsigned char>((bits >> 24) & 0xff)};
         hash.update(bytes, sizeof bytes);
     };
     add(chunks.chunk_len);

@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "quant/codec.h"
 
-// The innermost loops are compiled for several instruction sets and chosen at load time, so that a portable
-// build still uses wide vectors. (Sanitizers run before the loader's choice would work.)
+// The innermost loops are compiled for several instruction sets and chosen at load time, so that a
+// portable build still uses wide vectors. (Sanitizers run before the loader's choice would work.)
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define VOODOO_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -19,9 +19,11 @@
 namespace voodoo::quant {
 namespace {
 
-/// Columns that are decoded at a time: a multiple of every block size, small enough for the first-level cache.
+/// Columns that are decoded at a time: a multiple of every block size, small enough for the
+/// first-level cache.
 constexpr int64_t kPiece = 512;
-/// Distance between a tile's rows. Padded: at a power of two the rows of a column would share a few cache sets.
+/// Distance between a tile's rows. Padded: at a power of two the rows of a column would share a few
+/// cache sets.
 constexpr int64_t kTileStride = kPiece + 16;
 constexpr int kLanes = 32;
 
@@ -33,7 +35,8 @@ VOODOO_CLONES void add_scaled(float* dst, const float* src, float p, int64_t n) 
     for (int64_t i = 0; i < n; ++i) dst[i] += p * src[i];
 }
 
-/// Lane sums in float, their total in double. A fixed order of additions, whatever the vector width.
+/// Lane sums in float, their total in double. A fixed order of additions, whatever the vector
+/// width.
 VOODOO_CLONES double dot(const float* a, const float* b, int64_t n) {
     float lanes[kLanes] = {};
     int64_t i = 0;
@@ -92,7 +95,7 @@ void transpose(T* dst, int64_t dst_stride, const T* src, int64_t src_stride, int
 /// A block of rows of one matrix.
 struct RowBlock {
     int64_t matrix;
-    int64_t row;        // first, within the matrix
+    int64_t row;  // first, within the matrix
     int64_t n_rows;
     int64_t first_row;  // through all matrices
 };
@@ -208,34 +211,39 @@ CandidateView make_view(ggml_type type, const std::byte* data, int64_t n_per_row
     return {type, data, row_bytes(type, n_per_row)};
 }
 
-int64_t n_row_blocks(const MatrixShape& shape) { return shape.n_mat * blocks_per_matrix(shape); }
+int64_t n_row_blocks(const MatrixShape& shape) {
+    return shape.n_mat * blocks_per_matrix(shape);
+}
 
-void mix_blocks(std::span<const CandidateView> views, std::span<const float> p, const MatrixShape& shape,
-                const MixOutput& out, int64_t block_begin, int64_t block_end) {
+void mix_blocks(std::span<const CandidateView> views, std::span<const float> p,
+                const MatrixShape& shape, const MixOutput& out, int64_t block_begin,
+                int64_t block_end) {
     mix_range<float>(views, p, shape, out, block_begin, block_end);
 }
 
-void mix_blocks(std::span<const CandidateView> views, std::span<const float> p, const MatrixShape& shape,
-                const MixOutputBf16& out, int64_t block_begin, int64_t block_end) {
+void mix_blocks(std::span<const CandidateView> views, std::span<const float> p,
+                const MatrixShape& shape, const MixOutputBf16& out, int64_t block_begin,
+                int64_t block_end) {
     mix_range<ggml_bf16_t>(views, p, shape, out, block_begin, block_end);
 }
 
 void mix(std::span<const CandidateView> views, std::span<const float> p, const MatrixShape& shape,
          const MixOutput& out, ThreadPool& pool) {
-    pool.parallel_for(n_row_blocks(shape), block_grain(shape), [&](int64_t begin, int64_t end, int) {
-        mix_blocks(views, p, shape, out, begin, end);
-    });
+    pool.parallel_for(
+        n_row_blocks(shape), block_grain(shape),
+        [&](int64_t begin, int64_t end, int) { mix_blocks(views, p, shape, out, begin, end); });
 }
 
 void mix(std::span<const CandidateView> views, std::span<const float> p, const MatrixShape& shape,
          const MixOutputBf16& out, ThreadPool& pool) {
-    pool.parallel_for(n_row_blocks(shape), block_grain(shape), [&](int64_t begin, int64_t end, int) {
-        mix_blocks(views, p, shape, out, begin, end);
-    });
+    pool.parallel_for(
+        n_row_blocks(shape), block_grain(shape),
+        [&](int64_t begin, int64_t end, int) { mix_blocks(views, p, shape, out, begin, end); });
 }
 
-void contract_blocks(std::span<const CandidateView> views, const float* dw, const MatrixShape& shape,
-                     double* partial, float* row_sums, int64_t block_begin, int64_t block_end) {
+void contract_blocks(std::span<const CandidateView> views, const float* dw,
+                     const MatrixShape& shape, double* partial, float* row_sums,
+                     int64_t block_begin, int64_t block_end) {
     const std::vector<Decoder> candidates = decoders(views);
     alignas(64) float scratch[kPiece];
     for (int64_t b = block_begin; b < block_end; ++b) {
@@ -255,7 +263,8 @@ void contract_blocks(std::span<const CandidateView> views, const float* dw, cons
                 }
                 block_sum += row_sum;
             }
-            partial[b * static_cast<int64_t>(candidates.size()) + static_cast<int64_t>(k)] = block_sum;
+            partial[b * static_cast<int64_t>(candidates.size()) + static_cast<int64_t>(k)] =
+                block_sum;
         }
     }
 }
@@ -267,8 +276,8 @@ void sum_partials(const double* partial, int64_t n_blocks, int64_t n_candidates,
     }
 }
 
-void contract(std::span<const CandidateView> views, const float* dw, const MatrixShape& shape, double* c,
-              float* row_sums, ThreadPool& pool) {
+void contract(std::span<const CandidateView> views, const float* dw, const MatrixShape& shape,
+              double* c, float* row_sums, ThreadPool& pool) {
     const int64_t n_blocks = n_row_blocks(shape);
     const auto n_candidates = static_cast<int64_t>(views.size());
     std::vector<double> partial(static_cast<size_t>(n_blocks * n_candidates));

@@ -26,7 +26,8 @@ bool all_finite(const float* x, int64_t n) {
     return finite;
 }
 
-/// The types whose encoder looks points up on a grid, and aborts where sums in the search overflowed.
+/// The types whose encoder looks points up on a grid, and aborts where sums in the search
+/// overflowed.
 bool searches_grid(ggml_type type) {
     switch (type) {
         case GGML_TYPE_IQ1_S:
@@ -57,8 +58,8 @@ BlockFacts facts_of(const float* x, const float* importance, int64_t n) {
     return facts;
 }
 
-/// The search squares sums of importance * x^2 (x^3 without importances) in float; beyond these limits they overflow.
-/// Trained weights are far below.
+/// The search squares sums of importance * x^2 (x^3 without importances) in float; beyond these
+/// limits they overflow. Trained weights are far below.
 bool overflows_search(const BlockFacts& facts, bool have_importance) {
     constexpr float kMaxAbs = 1e5f;
     constexpr float kMaxProduct = 1e16f;
@@ -77,8 +78,9 @@ std::string source_problem(const TypeInfo& info, const float* row, int64_t n_per
         const BlockFacts facts =
             facts_of(row + i, uses_importance ? importance + i : nullptr, info.block_size);
         if (uses_importance && facts.max_importance == 0.0f && facts.max_abs > 0.0f) {
-            return fmt::format("the importances of columns {} to {} are all zero, the weights are not",
-                               i, i + info.block_size - 1);
+            return fmt::format(
+                "the importances of columns {} to {} are all zero, the weights are not", i,
+                i + info.block_size - 1);
         }
         if (grid && overflows_search(facts, uses_importance)) {
             return fmt::format("columns {} to {} are too large for this type's search", i,
@@ -155,11 +157,10 @@ EncodeResult encode_rows(const Encoder& encoder, ggml_type type, const float* sr
             if (global > bad_row.load(std::memory_order_relaxed)) return;
             const int64_t matrix = global / shape.n_rows;
             const int64_t n = std::min(end - row, (matrix + 1) * shape.n_rows - global);
-            const ChunkResult result =
-                encode_chunk(encoder, info, src + row * n_per_row, n, n_per_row,
-                             imatrix != nullptr ? imatrix + matrix * n_per_row : nullptr,
-                             dst + static_cast<size_t>(row) * row_size,
-                             decoded[static_cast<size_t>(worker)]);
+            const ChunkResult result = encode_chunk(
+                encoder, info, src + row * n_per_row, n, n_per_row,
+                imatrix != nullptr ? imatrix + matrix * n_per_row : nullptr,
+                dst + static_cast<size_t>(row) * row_size, decoded[static_cast<size_t>(worker)]);
             if (result.bad_row < n) {
                 const std::lock_guard lock(mutex);
                 if (global + result.bad_row < bad_row.load()) {
@@ -175,9 +176,9 @@ EncodeResult encode_rows(const Encoder& encoder, ggml_type type, const float* sr
     return {false, fmt::format("{} (row {})", reason, bad_row.load())};
 }
 
-EncodeResult encode(const Encoder& encoder, ggml_type type, const float* src, const MatrixShape& shape,
-                    const float* imatrix, std::byte* dst, ThreadPool& pool,
-                    const Cancellation* cancellation) {
+EncodeResult encode(const Encoder& encoder, ggml_type type, const float* src,
+                    const MatrixShape& shape, const float* imatrix, std::byte* dst,
+                    ThreadPool& pool, const Cancellation* cancellation) {
     return encode_rows(encoder, type, src, shape, 0, shape.total_rows(), imatrix, dst, pool,
                        cancellation);
 }
@@ -203,8 +204,8 @@ void to_float(ggml_type type, const std::byte* src, float* dst, int64_t n_elemen
             break;
     }
     const TypeInfo& info = type_info(type);
-    VOODOO_CHECK(n_elements % info.block_size == 0, "{} values are no whole blocks of {}", n_elements,
-                 info.name);
+    VOODOO_CHECK(n_elements % info.block_size == 0, "{} values are no whole blocks of {}",
+                 n_elements, info.name);
     ggml_get_type_traits(type)->to_float(src, dst, n_elements);
 }
 

@@ -1,5 +1,6 @@
-// The library that encodes. Another libggml-base than the linked one is opened with dlmopen: in the default
-// namespace its inner calls would bind to the linked library's functions of the same names, and it would silently do nothing.
+// The library that encodes. Another libggml-base than the linked one is opened with dlmopen: in the
+// default namespace its inner calls would bind to the linked library's functions of the same names,
+// and it would silently do nothing.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -41,8 +42,8 @@ std::string hash_of_file(const std::filesystem::path& path) {
     return Sha256().update(file.bytes().data(), file.bytes().size()).hex();
 }
 
-/// File that the linked libggml-base was loaded from. Its type table is asked for because a function's address may be
-/// a stub in the executable.
+/// File that the linked libggml-base was loaded from. Its type table is asked for because a
+/// function's address may be a stub in the executable.
 std::filesystem::path linked_path() {
     Dl_info info{};
     if (::dladdr(ggml_get_type_traits(GGML_TYPE_Q8_0), &info) == 0 || info.dli_fname == nullptr) {
@@ -106,15 +107,17 @@ Encoder Encoder::open_library(const std::filesystem::path& path) {
     lib.commit = lib.commit_of();
 
     for (const TypeInfo& info : all_types()) {
-        // The name first: it is the only one that older versions answer safely for a number they do not know.
+        // The name first: it is the only one that older versions answer safely for a number they do
+        // not know.
         const char* name = lib.type_name(info.type);
         if (name == nullptr || std::strcmp(name, ggml_type_name(info.type)) != 0 ||
             lib.blck_size(info.type) != info.block_size ||
             lib.type_size(info.type) != info.block_bytes) {
-            throw Error(ErrorKind::bad_file,
-                        fmt::format("the library (ggml {}, {}) has another tensor type {} than ggml {}",
-                                    lib.version, lib.commit, info.name, ggml_version()),
-                        file.string(), "use a libggml-base.so with the same tensor types");
+            throw Error(
+                ErrorKind::bad_file,
+                fmt::format("the library (ggml {}, {}) has another tensor type {} than ggml {}",
+                            lib.version, lib.commit, info.name, ggml_version()),
+                file.string(), "use a libggml-base.so with the same tensor types");
         }
     }
     Encoder encoder;
@@ -122,16 +125,26 @@ Encoder Encoder::open_library(const std::filesystem::path& path) {
     return encoder;
 }
 
-bool Encoder::is_linked() const { return library_->handle == nullptr; }
-const std::filesystem::path& Encoder::path() const { return library_->path; }
-const std::string& Encoder::version() const { return library_->version; }
-const std::string& Encoder::commit() const { return library_->commit; }
-const std::string& Encoder::sha256() const { return library_->sha256; }
+bool Encoder::is_linked() const {
+    return library_->handle == nullptr;
+}
+const std::filesystem::path& Encoder::path() const {
+    return library_->path;
+}
+const std::string& Encoder::version() const {
+    return library_->version;
+}
+const std::string& Encoder::commit() const {
+    return library_->commit;
+}
+const std::string& Encoder::sha256() const {
+    return library_->sha256;
+}
 
 std::string Encoder::description() const {
-    return fmt::format("{}: ggml {} ({}), {}, sha256 {}", library_->path.string(), library_->version,
-                       library_->commit, is_linked() ? "linked" : "opened at run time",
-                       library_->sha256);
+    return fmt::format("{}: ggml {} ({}), {}, sha256 {}", library_->path.string(),
+                       library_->version, library_->commit,
+                       is_linked() ? "linked" : "opened at run time", library_->sha256);
 }
 
 std::string Encoder::identity() const {

@@ -28,7 +28,8 @@ constexpr std::string_view kKeyChunkSize = "imatrix.chunk_size";
 uint32_t read_u32(const gguf::File& file, std::string_view key, const std::string& where) {
     const gguf::Value* value = file.find(key);
     if (value == nullptr) fail(where, fmt::format("the key {} is missing", key));
-    if (value->type() != gguf::ValueType::u32) fail(where, fmt::format("the key {} is no u32", key));
+    if (value->type() != gguf::ValueType::u32)
+        fail(where, fmt::format("the key {} is no u32", key));
     return value->at<uint32_t>();
 }
 
@@ -105,7 +106,8 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
     return std::as_bytes(std::span<const T>(values));
 }
 
-/// Counts as the GGUF format has them: of a legacy entry without calls, whose sums stand as they are, one.
+/// Counts as the GGUF format has them: of a legacy entry without calls, whose sums stand as they
+/// are, one.
 std::vector<float> stored_counts(const Imatrix& imatrix, const ImatrixEntry& entry) {
     std::vector<float> counts;
     for (const int64_t count : entry.counts) {
@@ -206,8 +208,9 @@ std::vector<std::string> check_imatrix(Imatrix& imatrix,
             continue;
         }
         if (++n_problems <= kMaxListed) {
-            problems += fmt::format("{}{} has {} values instead of {}", problems.empty() ? "" : ", ",
-                                    name, it->second.sums.size(), expected);
+            problems +=
+                fmt::format("{}{} has {} values instead of {}", problems.empty() ? "" : ", ", name,
+                            it->second.sums.size(), expected);
         }
     }
     if (n_problems > 0) {

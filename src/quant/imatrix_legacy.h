@@ -8,8 +8,8 @@
 
 namespace voodoo::quant {
 
-/// Parses the bytes of a .dat file: n_entries x { name, ncall, n values }, chunk count, dataset. `where` names the file in
-/// errors. Throws Error(bad_file).
+/// Parses the bytes of a .dat file: n_entries x { name, ncall, n values }, chunk count, dataset.
+/// `where` names the file in errors. Throws Error(bad_file).
 Imatrix parse_legacy_imatrix(std::string_view bytes, const std::string& where);
 
 }  // namespace voodoo::quant

@@ -19,8 +19,8 @@ constexpr std::string_view kTempSuffix = ".tmp";
 /// Weights that are decoded and encoded at a time.
 constexpr int64_t kBlockWeights = 1 << 20;
 
-/// Start of a file, padded to 256 bytes so that the payload after it is aligned. After the payload come the 64 hex
-/// digits of the SHA-256 over all that precedes them.
+/// Start of a file, padded to 256 bytes so that the payload after it is aligned. After the payload
+/// come the 64 hex digits of the SHA-256 over all that precedes them.
 struct FileHeader {
     char magic[8];
     char id[64];
@@ -78,16 +78,17 @@ void write_barred(const fs::path& path, const CandidateKey& key, const std::stri
 std::string CandidateKey::id() const {
     const TypeInfo& info = type_info(type);
     return sha256_hex(fmt::format(
-        "voodoo candidate 1\ntensor {}\nimatrix {}\ntype {}\nshape {} {} {}\nencoder {}\n", tensor_hash,
-        info.imatrix == ImatrixNeed::none ? "none" : imatrix_hash, info.name, shape.n_per_row,
-        shape.n_rows, shape.n_mat, encoder));
+        "voodoo candidate 1\ntensor {}\nimatrix {}\ntype {}\nshape {} {} {}\nencoder {}\n",
+        tensor_hash, info.imatrix == ImatrixNeed::none ? "none" : imatrix_hash, info.name,
+        shape.n_per_row, shape.n_rows, shape.n_mat, encoder));
 }
 
 std::string source_hash(const SourceTensor& source) {
     Sha256 hash;
     hash.update(fmt::format("{} {} {} {}\n", type_info(source.type).name, source.shape.n_per_row,
                             source.shape.n_rows, source.shape.n_mat));
-    hash.update(source.data, size_bytes(source.type, source.shape.n_per_row, source.shape.total_rows()));
+    hash.update(source.data,
+                size_bytes(source.type, source.shape.n_per_row, source.shape.total_rows()));
     return hash.hex();
 }
 
@@ -109,7 +110,8 @@ CandidateStore::CandidateStore(fs::path folder) : folder_(std::move(folder)) {
         if (entry.path().native().ends_with(kTempSuffix)) fs::remove(entry.path(), ignored);
     }
     if (code) {
-        throw Error(ErrorKind::io, fmt::format("can't list the candidate store: {}", code.message()),
+        throw Error(ErrorKind::io,
+                    fmt::format("can't list the candidate store: {}", code.message()),
                     folder_.string());
     }
 }
@@ -179,7 +181,8 @@ std::optional<StoredCandidate> CandidateStore::find(const CandidateKey& key, Obs
 
 std::string CandidateStore::write_encoded(const CandidateKey& key, const SourceTensor& source,
                                           const float* importance, const Encoder& encoder,
-                                          ThreadPool& pool, const Cancellation* cancellation) const {
+                                          ThreadPool& pool,
+                                          const Cancellation* cancellation) const {
     const std::string id = key.id();
     const MatrixShape& shape = key.shape;
     const FileHeader header = make_header(key, id, false, encoded_bytes(key));
@@ -200,8 +203,9 @@ std::string CandidateStore::write_encoded(const CandidateKey& key, const SourceT
         const int64_t n_rows = std::min(block_rows, shape.total_rows() - row);
         to_float(source.type, source.data + static_cast<uint64_t>(row) * source_row, floats.data(),
                  n_rows * shape.n_per_row, pool);
-        const EncodeResult result = encode_rows(encoder, key.type, floats.data(), shape, row, n_rows,
-                                                importance, encoded.data(), pool, cancellation);
+        const EncodeResult result =
+            encode_rows(encoder, key.type, floats.data(), shape, row, n_rows, importance,
+                        encoded.data(), pool, cancellation);
         if (!result.usable) return result.reason;
         const size_t size = static_cast<size_t>(n_rows) * target_row;
         file.write(encoded.data(), size);

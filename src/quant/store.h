@@ -1,8 +1,10 @@
-// The candidate store: encoded tensors on disk, addressed by what determines their bytes. Encoding is expensive (up to
-// microseconds per weight), so each candidate is encoded once, and export copies these very bytes.
+// The candidate store: encoded tensors on disk, addressed by what determines their bytes. Encoding
+// is expensive (up to microseconds per weight), so each candidate is encoded once, and export
+// copies these very bytes.
 //
-// A file is complete under its final name or not there: it is written under a temporary name, fsynced, renamed. Its payload's
-// checksum is verified when it is first opened in a process; a damaged file is removed and counts as absent.
+// A file is complete under its final name or not there: it is written under a temporary name,
+// fsynced, renamed. Its payload's checksum is verified when it is first opened in a process; a
+// damaged file is removed and counts as absent.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +45,12 @@ struct SourceTensor {
 /// SHA-256 over type, shape and bytes.
 std::string source_hash(const SourceTensor& source);
 
-/// An entry of the store, mapped read-only. Copies share the mapping; it stays valid when the store is gone.
+/// An entry of the store, mapped read-only. Copies share the mapping; it stays valid when the store
+/// is gone.
 class StoredCandidate {
 public:
-    /// False: the encoder can't represent this tensor in this type (reason says why); there are no bytes.
+    /// False: the encoder can't represent this tensor in this type (reason says why); there are no
+    /// bytes.
     bool usable() const { return reason_.empty(); }
     const std::string& reason() const { return reason_; }
     std::span<const std::byte> bytes() const { return bytes_; }  ///< 64-byte aligned
@@ -65,22 +69,26 @@ private:
 /// A folder of candidates, locked for one process. Methods may be called from any thread.
 class CandidateStore {
 public:
-    /// Creates the folder if need be, takes its lock, removes leftovers of killed writers. Throws Error(io).
+    /// Creates the folder if need be, takes its lock, removes leftovers of killed writers. Throws
+    /// Error(io).
     explicit CandidateStore(std::filesystem::path folder);
 
-    /// The candidate if it is there and whole. Damaged files are removed and logged. Throws Error(io).
-    std::optional<StoredCandidate> find(const CandidateKey& key, Observer& observer = null_observer());
+    /// The candidate if it is there and whole. Damaged files are removed and logged. Throws
+    /// Error(io).
+    std::optional<StoredCandidate> find(const CandidateKey& key,
+                                        Observer& observer = null_observer());
 
-    /// Encodes in row blocks straight into the store (a few MiB of buffers, whatever the tensor's size) and opens the result.
-    /// An existing entry is replaced. importance: n_per_row * n_mat values or null; must be what key.imatrix_hash names.
-    /// Throws Error(io) if the disk is full or not writable, Error(interrupted) if cancelled; the store stays valid.
-    StoredCandidate put(const CandidateKey& key, const SourceTensor& source, const float* importance,
-                        const Encoder& encoder, ThreadPool& pool,
+    /// Encodes in row blocks straight into the store (a few MiB of buffers, whatever the tensor's
+    /// size) and opens the result. An existing entry is replaced. importance: n_per_row * n_mat
+    /// values or null; must be what key.imatrix_hash names. Throws Error(io) if the disk is full or
+    /// not writable, Error(interrupted) if cancelled; the store stays valid.
+    StoredCandidate put(const CandidateKey& key, const SourceTensor& source,
+                        const float* importance, const Encoder& encoder, ThreadPool& pool,
                         const Cancellation* cancellation = nullptr);
 
     /// find, else put.
-    StoredCandidate find_or_put(const CandidateKey& key, const SourceTensor& source, const float* importance,
-                                const Encoder& encoder, ThreadPool& pool,
+    StoredCandidate find_or_put(const CandidateKey& key, const SourceTensor& source,
+                                const float* importance, const Encoder& encoder, ThreadPool& pool,
                                 const Cancellation* cancellation = nullptr,
                                 Observer& observer = null_observer());
 
@@ -91,7 +99,8 @@ public:
 
 private:
     std::filesystem::path file_of(const std::string& id) const;
-    /// Encodes into the file; returns why the tensor can't be encoded, or nothing when the file is complete.
+    /// Encodes into the file; returns why the tensor can't be encoded, or nothing when the file is
+    /// complete.
     std::string write_encoded(const CandidateKey& key, const SourceTensor& source,
                               const float* importance, const Encoder& encoder, ThreadPool& pool,
                               const Cancellation* cancellation) const;
@@ -100,8 +109,8 @@ private:
 
     std::filesystem::path folder_;
     std::unique_ptr<FileLock> lock_;
-    std::mutex put_mutex_;  // one writer at a time: the temporary names are per process
-    std::mutex mutex_;      // guards verified_
+    std::mutex put_mutex_;            // one writer at a time: the temporary names are per process
+    std::mutex mutex_;                // guards verified_
     std::set<std::string> verified_;  // ids whose checksum was checked by this object
 };
 

@@ -101,7 +101,7 @@ GateRecord record_from_json(const Json& json) {
 }
 
 Rows rows_from_json(const Json& json, const std::vector<GateTensor>& tensors) {
-    const auto rows = json.get<Rows>();
+    auto rows = json.get<Rows>();
     if (rows.size() != tensors.size()) {
         bad_file("a table does not have one row per tensor");
     }

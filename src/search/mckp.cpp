@@ -82,6 +82,7 @@ void MckpSolver::find_twins() {
 void MckpSolver::canonicalize(std::vector<uint32_t>& choice) const {
     for (const std::vector<uint32_t>& members : twins_) {
         std::vector<uint32_t> taken;
+        taken.reserve(members.size());
         for (const uint32_t c : members) {
             taken.push_back(choice[c]);
         }

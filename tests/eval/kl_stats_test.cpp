@@ -24,7 +24,8 @@ TEST(TeacherRow, EncodesLogProbabilitiesInSteps) {
 }
 
 TEST(TeacherRow, ClipsSixteenBelowTheMaximum) {
-    const std::vector<float> logits = {0.0f, -10.0f, -20.0f, -std::numeric_limits<float>::infinity()};
+    const std::vector<float> logits = {0.0f, -10.0f, -20.0f,
+                                       -std::numeric_limits<float>::infinity()};
     std::vector<uint16_t> codes(4);
     const TeacherRow row = encode_teacher_row(logits, codes);
     EXPECT_FLOAT_EQ(row.scale, 16.0f / 65535.0f);
@@ -42,7 +43,8 @@ TEST(TeacherRow, OfEqualLogitsIsUniform) {
 }
 
 TEST(ScoreRow, MatchesAHandComputedDivergence) {
-    // p = (1/8, 1/8, 1/4, 1/2), q uniform: KL = sum p ln(4 p) = 2/8 ln(1/2) + 1/4 ln 1 + 1/2 ln 2 = 1/4 ln 2.
+    // p = (1/8, 1/8, 1/4, 1/2), q uniform: KL = sum p ln(4 p) = 2/8 ln(1/2) + 1/4 ln 1 + 1/2 ln 2 =
+    // 1/4 ln 2.
     const std::vector<float> teacher = {0.0f, 0.0f, std::log(2.0f), std::log(4.0f)};
     std::vector<uint16_t> codes(4);
     const TeacherRow row = encode_teacher_row(teacher, codes);
@@ -57,7 +59,8 @@ TEST(ScoreRow, MatchesAHandComputedDivergence) {
 }
 
 TEST(ScoreRow, SkipsTeacherProbabilitiesBelowExpOfMinusSixteen) {
-    // The second token's log-probability is clipped to just below -16, so it counts for nothing however wrong q is.
+    // The second token's log-probability is clipped to just below -16, so it counts for nothing
+    // however wrong q is.
     const std::vector<float> teacher = {0.0f, -30.0f};
     std::vector<uint16_t> codes(2);
     TeacherRow row = encode_teacher_row(teacher, codes);

@@ -35,8 +35,11 @@ protected:
         folder_ = nullptr;
     }
     static std::filesystem::path teacher() { return *folder_ / "teacher.gguf"; }
-    static std::filesystem::path student(const std::string& type) { return *folder_ / (type + ".gguf"); }
-    std::vector<KlReport> run(const std::vector<std::filesystem::path>& students, const EvalOptions& options) {
+    static std::filesystem::path student(const std::string& type) {
+        return *folder_ / (type + ".gguf");
+    }
+    std::vector<KlReport> run(const std::vector<std::filesystem::path>& students,
+                              const EvalOptions& options) {
         return evaluate_kl(teacher(), students, text_, options, null_observer(), cancellation_);
     }
 
@@ -72,18 +75,24 @@ TEST_F(KlEvaluation, AgreesWithLlamaPerplexity) {
     std::vector<std::string> base = {"-m", teacher(), "--kl-divergence-base", logits};
     base.insert(base.end(), common.begin(), common.end());
     run_llama_tool("llama-perplexity", base);
-    std::vector<std::string> compare = {"-m", student("Q4_K_M"), "--kl-divergence", "--kl-divergence-base", logits};
+    std::vector<std::string> compare = {"-m", student("Q4_K_M"), "--kl-divergence",
+                                        "--kl-divergence-base", logits};
     compare.insert(compare.end(), common.begin(), common.end());
     const std::string output = run_llama_tool("llama-perplexity", compare);
 
     const KlStatistics s = run({student("Q4_K_M")}, small_options())[0].statistics;
     EXPECT_EQ(s.n_tokens, 7u * 63u);
     EXPECT_GT(s.mean_kl.value, 1e-3) << "a vacuous comparison";
-    expect_agreement(s.ppl.value, figure(output, "Mean PPL(Q)                   :"), 1e-6, "PPL(Q)");
-    expect_agreement(s.ppl_base.value, figure(output, "Mean PPL(base)                :"), 1e-6, "PPL(base)");
-    expect_agreement(s.ln_ppl_ratio.value, figure(output, "Mean ln(PPL(Q)/PPL(base))     :"), 1e-6, "ln ratio");
-    expect_agreement(s.ppl_ratio.value, figure(output, "Mean PPL(Q)/PPL(base)         :"), 1e-6, "ratio");
-    expect_agreement(100.0 * s.ln_ppl_correlation, figure(output, "Cor(ln(PPL(Q)), ln(PPL(base))):"), 0.01, "cor");
+    expect_agreement(s.ppl.value, figure(output, "Mean PPL(Q)                   :"), 1e-6,
+                     "PPL(Q)");
+    expect_agreement(s.ppl_base.value, figure(output, "Mean PPL(base)                :"), 1e-6,
+                     "PPL(base)");
+    expect_agreement(s.ln_ppl_ratio.value, figure(output, "Mean ln(PPL(Q)/PPL(base))     :"), 1e-6,
+                     "ln ratio");
+    expect_agreement(s.ppl_ratio.value, figure(output, "Mean PPL(Q)/PPL(base)         :"), 1e-6,
+                     "ratio");
+    expect_agreement(100.0 * s.ln_ppl_correlation,
+                     figure(output, "Cor(ln(PPL(Q)), ln(PPL(base))):"), 0.01, "cor");
     expect_agreement(s.mean_kl.value, figure(output, "Mean    KLD:"), 1e-6, "mean KL");
     expect_agreement(s.kl.max, figure(output, "Maximum KLD:"), 1e-6, "maximum KL");
     expect_agreement(s.kl.p99_9, figure(output, "99.9%   KLD:"), 1e-6, "99.9 %");
@@ -92,14 +101,20 @@ TEST_F(KlEvaluation, AgreesWithLlamaPerplexity) {
     expect_agreement(s.kl.p90, figure(output, "90.0%   KLD:"), 1e-6, "90 %");
     expect_agreement(s.kl.median, figure(output, "Median  KLD:"), 1e-6, "median");
     expect_agreement(s.kl.min, figure(output, "Minimum KLD:"), 1e-6, "minimum KL");
-    expect_agreement(100.0 * s.rms_p_diff.value, figure(output, "RMS \xCE\x94p    :"), 1e-3, "RMS p difference");
-    expect_agreement(100.0 * s.mean_p_diff.value, figure(output, "Mean    \xCE\x94p:"), 1e-3, "mean p difference");
+    expect_agreement(100.0 * s.rms_p_diff.value, figure(output, "RMS \xCE\x94p    :"), 1e-3,
+                     "RMS p difference");
+    expect_agreement(100.0 * s.mean_p_diff.value, figure(output, "Mean    \xCE\x94p:"), 1e-3,
+                     "mean p difference");
     expect_agreement(100.0 * s.same_top.value, figure(output, "Same top p:"), 1e-3, "same top");
     // The errors that it prints behind the values.
-    expect_agreement(s.mean_kl.error, figure(output, "\xC2\xB1", "Mean    KLD:"), 1e-6, "error of KL");
-    expect_agreement(s.ppl.error, figure(output, "\xC2\xB1", "Mean PPL(Q)  "), 1e-6, "error of PPL");
-    expect_agreement(s.ppl_ratio.error, figure(output, "\xC2\xB1", "Mean PPL(Q)/PPL(base)  "), 1e-6, "error of ratio");
-    expect_agreement(100.0 * s.same_top.error, figure(output, "\xC2\xB1", "Same top p:"), 1e-3, "error of same top");
+    expect_agreement(s.mean_kl.error, figure(output, "\xC2\xB1", "Mean    KLD:"), 1e-6,
+                     "error of KL");
+    expect_agreement(s.ppl.error, figure(output, "\xC2\xB1", "Mean PPL(Q)  "), 1e-6,
+                     "error of PPL");
+    expect_agreement(s.ppl_ratio.error, figure(output, "\xC2\xB1", "Mean PPL(Q)/PPL(base)  "), 1e-6,
+                     "error of ratio");
+    expect_agreement(100.0 * s.same_top.error, figure(output, "\xC2\xB1", "Same top p:"), 1e-3,
+                     "error of same top");
 }
 
 TEST_F(KlEvaluation, FindsNoDivergenceOfTheTeacherFromItself) {

@@ -71,6 +71,13 @@ TEST_F(CheckLayers, RefusesLlamaHeadersOutsideModel) {
                "only src/model may include llama.cpp's own");
 }
 
+TEST_F(CheckLayers, AllowsOurOwnHeaderThatIsNamedAfterLlama) {
+    tree_.write("src/pipeline/run.cpp", "#include \"model/llama_handle.h\"\n");
+    tree_.write("src/CMakeLists.txt", "# base device search model pipeline\n");
+    const ScriptResult result = check(tree_.path().string());
+    EXPECT_EQ(result.status, 0) << result.output;
+}
+
 TEST_F(CheckLayers, RefusesAPathThatClimbsOut) {
     expect_red("src/search/refine.cpp", "#include \"../base/error.h\"\n", "without '..'");
 }

@@ -41,7 +41,8 @@ TEST_F(Generate, GivesTheSameTokensForTheSameSeed) {
     GenerateOptions other = small_options();
     other.seed = 2;
     EXPECT_NE(token_hash(a), token_hash(run(other)));
-    EXPECT_NE(std::vector(a.chunk(0).begin(), a.chunk(0).end()), std::vector(a.chunk(1).begin(), a.chunk(1).end()));
+    EXPECT_NE(std::vector(a.chunk(0).begin(), a.chunk(0).end()),
+              std::vector(a.chunk(1).begin(), a.chunk(1).end()));
 }
 
 TEST_F(Generate, BeginsDocumentsWithBosAlsoAfterAnEnd) {
@@ -96,7 +97,8 @@ TEST_F(Generate, RefusesBadOptionsAndStopsWhenCancelled) {
 
 TEST(SampleToken, InvertsTheCumulativeDistribution) {
     // Probabilities 0.25, 0, 0.5, 0.25.
-    const std::vector<float> logits = {0.0f, -std::numeric_limits<float>::infinity(), std::log(2.0f), 0.0f};
+    const std::vector<float> logits = {0.0f, -std::numeric_limits<float>::infinity(),
+                                       std::log(2.0f), 0.0f};
     EXPECT_EQ(sample_token(logits, 1.0, 0.0), 0);
     EXPECT_EQ(sample_token(logits, 1.0, 0.249), 0);
     EXPECT_EQ(sample_token(logits, 1.0, 0.251), 2);

@@ -37,7 +37,8 @@ TEST(Model, DescribesWhatItLoaded) {
     EXPECT_EQ(model.n_ctx_train(), 4096);
     EXPECT_EQ(model.find_metadata("llama.attention.head_count"), "4");
     EXPECT_EQ(model.find_metadata("no.such.key"), std::nullopt);
-    EXPECT_EQ(model.n_params(), 2 * 260 * 256 + 256 + 2 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256));
+    EXPECT_EQ(model.n_params(),
+              2 * 260 * 256 + 256 + 2 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256));
     EXPECT_TRUE(model.has_decoder());
     EXPECT_FALSE(model.has_encoder());
     EXPECT_FALSE(model.is_recurrent());

@@ -4,8 +4,8 @@
 #include "base/random.h"
 
 #include <fmt/format.h>
-#include <gguf.h>
 #include <ggml.h>
+#include <gguf.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -38,8 +38,10 @@ void add_vocabulary(gguf_context* file, const TinyModelOptions& options) {
     const std::vector<float> scores(tokens.size(), 0.0f);
     gguf_set_val_str(file, "tokenizer.ggml.model", "llama");
     gguf_set_arr_str(file, "tokenizer.ggml.tokens", pointers.data(), pointers.size());
-    gguf_set_arr_data(file, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores.data(), scores.size());
-    gguf_set_arr_data(file, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(), types.size());
+    gguf_set_arr_data(file, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores.data(),
+                      scores.size());
+    gguf_set_arr_data(file, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(),
+                      types.size());
     gguf_set_val_u32(file, "tokenizer.ggml.bos_token_id", kBos);
     gguf_set_val_u32(file, "tokenizer.ggml.eos_token_id", kEos);
     gguf_set_val_bool(file, "tokenizer.ggml.add_bos_token", options.add_bos);
@@ -89,7 +91,8 @@ void write_tiny_model(const std::filesystem::path& path, const TinyModelOptions&
     gguf_set_val_str(file.get(), "general.architecture", arch.c_str());
     gguf_set_val_u32(file.get(), (arch + ".context_length").c_str(), 4096);
     gguf_set_val_u32(file.get(), (arch + ".embedding_length").c_str(), n_embd);
-    gguf_set_val_u32(file.get(), (arch + ".block_count").c_str(), static_cast<uint32_t>(options.n_layer));
+    gguf_set_val_u32(file.get(), (arch + ".block_count").c_str(),
+                     static_cast<uint32_t>(options.n_layer));
     gguf_set_val_u32(file.get(), (arch + ".feed_forward_length").c_str(), 2 * n_embd);
     gguf_set_val_u32(file.get(), (arch + ".attention.head_count").c_str(), 4);
     gguf_set_val_f32(file.get(), (arch + ".attention.layer_norm_rms_epsilon").c_str(), 1e-5f);
@@ -97,7 +100,8 @@ void write_tiny_model(const std::filesystem::path& path, const TinyModelOptions&
 
     ggml_init_params memory = {};
     memory.mem_size = size_t{64} << 20;
-    const std::unique_ptr<ggml_context, void (*)(ggml_context*)> tensors(ggml_init(memory), ggml_free);
+    const std::unique_ptr<ggml_context, void (*)(ggml_context*)> tensors(ggml_init(memory),
+                                                                         ggml_free);
     TensorMaker make(file.get(), tensors.get(), options.seed);
     const int64_t d = options.n_embd;
     const int64_t n_vocab = kVocab + options.n_vocab_extra;
@@ -120,7 +124,8 @@ void write_tiny_model(const std::filesystem::path& path, const TinyModelOptions&
 
 TempFolder::TempFolder() {
     static std::atomic<int> counter{0};
-    path_ = std::filesystem::temp_directory_path() / fmt::format("voodoo_test_{}_{}", ::getpid(), counter++);
+    path_ = std::filesystem::temp_directory_path() /
+            fmt::format("voodoo_test_{}_{}", ::getpid(), counter++);
     std::filesystem::create_directories(path_);
 }
 
@@ -166,8 +171,8 @@ std::string run_llama_tool(const std::string& tool, const std::vector<std::strin
 std::map<std::string, int> file_types(const std::filesystem::path& path) {
     gguf_init_params init = {};
     init.no_alloc = true;
-    const std::unique_ptr<gguf_context, void (*)(gguf_context*)> file(gguf_init_from_file(path.c_str(), init),
-                                                                     gguf_free);
+    const std::unique_ptr<gguf_context, void (*)(gguf_context*)> file(
+        gguf_init_from_file(path.c_str(), init), gguf_free);
     std::map<std::string, int> types;
     if (file == nullptr) {
         ADD_FAILURE() << "can't read " << path;

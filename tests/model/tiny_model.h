@@ -18,7 +18,8 @@ struct TinyModelOptions {
     std::string architecture = "llama";
 };
 
-/// Token ids of the vocabulary: <unk> 0, BOS 1, EOS 2, byte b at 3 + b, then the space and the extra tokens.
+/// Token ids of the vocabulary: <unk> 0, BOS 1, EOS 2, byte b at 3 + b, then the space and the
+/// extra tokens.
 inline constexpr int32_t kBos = 1;
 inline constexpr int32_t kEos = 2;
 inline constexpr int32_t kFirstByte = 3;
@@ -43,7 +44,8 @@ private:
 /// `n` bytes of lower-case words.
 std::string sample_text(size_t n, uint64_t seed = 3);
 
-/// Runs a tool of the llama.cpp build on one thread; returns its output. Fails the test if it doesn't exit with 0.
+/// Runs a tool of the llama.cpp build on one thread; returns its output. Fails the test if it
+/// doesn't exit with 0.
 std::string run_llama_tool(const std::string& tool, const std::vector<std::string>& arguments);
 
 /// Tensor types (ggml_type) of a GGUF file by name.

@@ -23,8 +23,10 @@ Model tiny(const testing::TempFolder& folder, bool add_bos = true) {
 TEST(Tokenize, GivesBytesAndBosAndComesBack) {
     testing::TempFolder folder;
     const Model model = tiny(folder);
-    EXPECT_EQ(tokenize(model, "ab"), (std::vector<Token>{kBos, kFirstByte + 'a', kFirstByte + 'b'}));
-    EXPECT_EQ(tokenize(model, "ab", false), (std::vector<Token>{kFirstByte + 'a', kFirstByte + 'b'}));
+    EXPECT_EQ(tokenize(model, "ab"),
+              (std::vector<Token>{kBos, kFirstByte + 'a', kFirstByte + 'b'}));
+    EXPECT_EQ(tokenize(model, "ab", false),
+              (std::vector<Token>{kFirstByte + 'a', kFirstByte + 'b'}));
     EXPECT_EQ(tokenize(model, "", false), std::vector<Token>{});
     const std::string text = "Grüße, \xE4\xB8\x96\xE7\x95\x8C!\n";
     EXPECT_EQ(detokenize(model, tokenize(model, text, false)), text);
@@ -68,7 +70,8 @@ TEST(Chunks, ReplaceTheFirstTokenByBosAndDropTheRest) {
     EXPECT_EQ(chunks.chunk(1)[1], 14);
 
     special.add_bos = false;
-    EXPECT_EQ(chunk_tokens(special, tokens, 4).tokens, (std::vector<Token>{1, 10, 11, 12, 13, 14, 15, 16}));
+    EXPECT_EQ(chunk_tokens(special, tokens, 4).tokens,
+              (std::vector<Token>{1, 10, 11, 12, 13, 14, 15, 16}));
     EXPECT_EQ(chunk_tokens(special, tokens, 4, 1).n_chunks(), 1);
     EXPECT_EQ(chunk_tokens(special, tokens, 4, 9).n_chunks(), 2);
 }

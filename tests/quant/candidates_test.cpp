@@ -31,7 +31,8 @@ struct Fixture {
 
 const std::vector<MatrixShape> kShapes = {
     {256, 1, 1}, {256, 33, 1}, {1280, 70, 1}, {768, 37, 3}, {2048, 5, 1}};
-const std::vector<ggml_type> kTypes = {GGML_TYPE_Q4_K, GGML_TYPE_IQ3_S, GGML_TYPE_Q8_0, GGML_TYPE_Q2_0};
+const std::vector<ggml_type> kTypes = {GGML_TYPE_Q4_K, GGML_TYPE_IQ3_S, GGML_TYPE_Q8_0,
+                                       GGML_TYPE_Q2_0};
 
 TEST(Mix, IsTheWeightedSumOfTheDecodedCandidates) {
     for (const MatrixShape& shape : kShapes) {
@@ -46,8 +47,10 @@ TEST(Mix, IsTheWeightedSumOfTheDecodedCandidates) {
         for (int64_t m = 0; m < shape.n_mat; ++m) {
             for (int64_t r = 0; r < shape.n_rows; ++r) {
                 for (int64_t c = 0; c < shape.n_per_row; ++c) {
-                    const auto i = static_cast<size_t>((m * shape.n_rows + r) * shape.n_per_row + c);
-                    const auto j = static_cast<size_t>((m * shape.n_per_row + c) * shape.n_rows + r);
+                    const auto i =
+                        static_cast<size_t>((m * shape.n_rows + r) * shape.n_per_row + c);
+                    const auto j =
+                        static_cast<size_t>((m * shape.n_per_row + c) * shape.n_rows + r);
                     double expected = 0.0;
                     for (size_t k = 0; k < p.size(); ++k) {
                         expected += static_cast<double>(p[k]) * static_cast<double>(f.values[k][i]);
@@ -83,7 +86,8 @@ TEST(Mix, DoesNotReadCandidatesOfWeightZero) {
     EXPECT_EQ(rows, f.values[0]);
     mix(views, std::vector<float>{0.0f, 0.0f}, f.shape, {rows.data(), nullptr}, pool);
     EXPECT_EQ(rows, std::vector<float>(rows.size(), 0.0f));
-    EXPECT_THROW(mix(views, std::vector<float>{1.0f}, f.shape, {rows.data(), nullptr}, pool), Error);
+    EXPECT_THROW(mix(views, std::vector<float>{1.0f}, f.shape, {rows.data(), nullptr}, pool),
+                 Error);
 }
 
 TEST(Mix, AcceptsRowsThatAreNoMultipleOfALargeBlock) {
@@ -126,7 +130,8 @@ TEST(Mix, ByBlocksEqualsTheWhole) {
     ThreadPool pool(2);
     mix(f.views, p, shape, {nullptr, whole.data()}, pool);
     EXPECT_EQ(n_row_blocks(shape), 6);
-    for (int64_t b = 5; b >= 0; --b) mix_blocks(f.views, p, shape, {nullptr, pieces.data()}, b, b + 1);
+    for (int64_t b = 5; b >= 0; --b)
+        mix_blocks(f.views, p, shape, {nullptr, pieces.data()}, b, b + 1);
     EXPECT_EQ(whole, pieces);
 }
 
@@ -147,7 +152,8 @@ TEST(Contract, GivesInnerProductsWithEachCandidateAndRow) {
                 for (size_t j = 0; j < static_cast<size_t>(shape.n_per_row); ++j) {
                     const size_t i = row * static_cast<size_t>(shape.n_per_row) + j;
                     sum += static_cast<double>(dw[i]) * static_cast<double>(f.values[k][i]);
-                    norm += std::fabs(static_cast<double>(dw[i]) * static_cast<double>(f.values[k][i]));
+                    norm +=
+                        std::fabs(static_cast<double>(dw[i]) * static_cast<double>(f.values[k][i]));
                 }
                 ASSERT_NEAR(row_sums[k * n_rows + row], sum, 1e-5);
                 total += sum;
@@ -175,7 +181,8 @@ TEST(Contract, IsBitIdenticalForAnyNumberOfThreads) {
         contract_blocks(f.views, dw.data(), shape, partial.data(), nullptr, b, b + 1);
     }
     std::vector<double> c(kTypes.size());
-    sum_partials(partial.data(), n_row_blocks(shape), static_cast<int64_t>(kTypes.size()), c.data());
+    sum_partials(partial.data(), n_row_blocks(shape), static_cast<int64_t>(kTypes.size()),
+                 c.data());
     EXPECT_EQ(c, first);
 }
 
@@ -185,8 +192,8 @@ TEST(ErrorMoments, WeighSquaredErrorsByImportance) {
     const CandidateView reference = make_view(GGML_TYPE_F32, bytes_of(f.weights), shape.n_per_row);
     ThreadPool pool(2);
     for (const bool weighted : {true, false}) {
-        const ErrorMoments moments =
-            error_moments(f.views, reference, shape, weighted ? f.importance.data() : nullptr, pool);
+        const ErrorMoments moments = error_moments(f.views, reference, shape,
+                                                   weighted ? f.importance.data() : nullptr, pool);
         ASSERT_EQ(moments.error.size(), kTypes.size());
         double norm = 0.0;
         for (size_t k = 0; k < kTypes.size(); ++k) {
@@ -203,7 +210,8 @@ TEST(ErrorMoments, WeighSquaredErrorsByImportance) {
         }
         EXPECT_NEAR(moments.reference / norm, 1.0, 1e-5);
     }
-    const ErrorMoments self = error_moments(std::vector<CandidateView>{reference}, reference, shape, nullptr, pool);
+    const ErrorMoments self =
+        error_moments(std::vector<CandidateView>{reference}, reference, shape, nullptr, pool);
     EXPECT_EQ(self.error[0], 0.0);
 }
 

@@ -26,8 +26,8 @@ TEST(Encode, IsIndependentOfThreadsAndOfHowRowsAreSplit) {
         const uint64_t row_size = row_bytes(info.type, shape.n_per_row);
         for (int64_t row = 0; row < shape.total_rows(); row += 23) {
             const int64_t n = std::min<int64_t>(23, shape.total_rows() - row);
-            ASSERT_TRUE(encode_rows(Encoder(), info.type, weights.data() + row * shape.n_per_row, shape,
-                                    row, n, importance.data(),
+            ASSERT_TRUE(encode_rows(Encoder(), info.type, weights.data() + row * shape.n_per_row,
+                                    shape, row, n, importance.data(),
                                     pieces.data() + static_cast<uint64_t>(row) * row_size, four)
                             .usable);
         }
@@ -42,11 +42,13 @@ TEST(Encode, GivesEachMatrixItsOwnImportances) {
     const std::vector<float> weights = random_weights(two.n_elements(), 1);
     const std::vector<float> importance = random_importance(512, 2);
     const std::vector<std::byte> both = encoded(GGML_TYPE_Q4_K, weights, two, importance, pool);
-    const std::vector<float> second_weights(weights.begin() + one_matrix.n_elements(), weights.end());
+    const std::vector<float> second_weights(weights.begin() + one_matrix.n_elements(),
+                                            weights.end());
     const std::vector<float> second_importance(importance.begin() + 256, importance.end());
     const std::vector<std::byte> second =
         encoded(GGML_TYPE_Q4_K, second_weights, one_matrix, second_importance, pool);
-    EXPECT_TRUE(std::equal(second.begin(), second.end(), both.begin() + static_cast<long>(second.size())));
+    EXPECT_TRUE(
+        std::equal(second.begin(), second.end(), both.begin() + static_cast<long>(second.size())));
 }
 
 TEST(Encode, RoundTripErrorFallsWithTheBits) {
@@ -82,7 +84,8 @@ TEST(Encode, BarsATypeWhoseBlockHasNoImportanceButWeights) {
     std::fill(importance.begin() + 256, importance.end(), 0.0f);
     std::vector<std::byte> bytes(size_bytes(GGML_TYPE_F32, 512, 40));
     const auto result = [&](ggml_type type) {
-        return encode(Encoder(), type, weights.data(), shape, importance.data(), bytes.data(), pool);
+        return encode(Encoder(), type, weights.data(), shape, importance.data(), bytes.data(),
+                      pool);
     };
     for (const TypeInfo& info : all_types()) {  // found before anything is encoded
         if (has_slow_tables(info.type)) continue;
@@ -128,20 +131,23 @@ TEST(Encode, RefusesNonFiniteImportancesAndIllegalTypes) {
     const std::vector<float> weights = random_weights(shape.n_elements(), 3);
     std::vector<std::byte> bytes(4096);
     std::vector<float> importance = random_importance(256, 1);
-    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -1.0f,
-                            std::numeric_limits<float>::infinity()}) {
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -1.0f, std::numeric_limits<float>::infinity()}) {
         importance[9] = bad;
         try {
-            encode(Encoder(), GGML_TYPE_Q4_K, weights.data(), shape, importance.data(), bytes.data(), pool);
+            encode(Encoder(), GGML_TYPE_Q4_K, weights.data(), shape, importance.data(),
+                   bytes.data(), pool);
             ADD_FAILURE() << bad;
         } catch (const Error& error) {
             EXPECT_EQ(error.kind(), ErrorKind::bad_file);
         }
     }
-    EXPECT_THROW(encode(Encoder(), GGML_TYPE_IQ1_S, weights.data(), shape, nullptr, bytes.data(), pool),
-                 Error);
-    EXPECT_THROW(encode(Encoder(), GGML_TYPE_Q4_K, weights.data(), {128, 2, 1}, nullptr, bytes.data(), pool),
-                 Error);
+    EXPECT_THROW(
+        encode(Encoder(), GGML_TYPE_IQ1_S, weights.data(), shape, nullptr, bytes.data(), pool),
+        Error);
+    EXPECT_THROW(
+        encode(Encoder(), GGML_TYPE_Q4_K, weights.data(), {128, 2, 1}, nullptr, bytes.data(), pool),
+        Error);
 }
 
 TEST(Encode, StopsWhenCancelled) {
@@ -152,7 +158,8 @@ TEST(Encode, StopsWhenCancelled) {
     Cancellation cancellation;
     cancellation.request();
     try {
-        encode(Encoder(), GGML_TYPE_Q4_K, weights.data(), shape, nullptr, bytes.data(), pool, &cancellation);
+        encode(Encoder(), GGML_TYPE_Q4_K, weights.data(), shape, nullptr, bytes.data(), pool,
+               &cancellation);
         ADD_FAILURE();
     } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::interrupted);
@@ -180,7 +187,8 @@ TEST(ToFloat, IsTheSameInParallelAndExactForHalfTypes) {
         if (type == GGML_TYPE_F32) {
             reference = weights;
         } else {
-            ggml_get_type_traits(type)->to_float(bytes.data(), reference.data(), shape.n_elements());
+            ggml_get_type_traits(type)->to_float(bytes.data(), reference.data(),
+                                                 shape.n_elements());
         }
         EXPECT_EQ(serial, reference);
     }

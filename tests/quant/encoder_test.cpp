@@ -20,7 +20,8 @@ std::vector<std::byte> encode_with(const Encoder& encoder, ggml_type type) {
     const std::vector<float> weights = random_weights(kShape.n_elements(), 3);
     const std::vector<float> importance = random_importance(kShape.n_per_row, 4);
     std::vector<std::byte> bytes(size_bytes(type, kShape.n_per_row, kShape.total_rows()));
-    EXPECT_TRUE(encode(encoder, type, weights.data(), kShape, importance.data(), bytes.data(), pool).usable);
+    EXPECT_TRUE(encode(encoder, type, weights.data(), kShape, importance.data(), bytes.data(), pool)
+                    .usable);
     return bytes;
 }
 
@@ -62,7 +63,8 @@ TEST(Encoder, OpenedOtherLibraryProducesTheBytesWithItsOwnInnerFunctions) {
     EXPECT_EQ(encode_with(Encoder(), GGML_TYPE_Q8_0), encode_with(linked, GGML_TYPE_Q8_0));
 }
 
-// Why open_library does more than dlopen: this is what would happen. If it ever fails, the test above has lost its teeth.
+// Why open_library does more than dlopen: this is what would happen. If it ever fails, the test
+// above has lost its teeth.
 TEST(Encoder, PlainDlopenWouldBindTheInnerCallToTheLinkedLibrary) {
     void* handle = ::dlopen(VOODOO_TEST_OTHER_ENCODER, RTLD_NOW | RTLD_LOCAL);
     ASSERT_NE(handle, nullptr) << ::dlerror();
@@ -72,7 +74,8 @@ TEST(Encoder, PlainDlopenWouldBindTheInnerCallToTheLinkedLibrary) {
     EXPECT_NE(quantize, &ggml_quantize_chunk);
     const std::vector<float> weights = random_weights(kShape.n_elements(), 3);
     std::vector<std::byte> bytes(size_bytes(GGML_TYPE_Q8_0, kShape.n_per_row, kShape.n_rows));
-    quantize(GGML_TYPE_Q8_0, weights.data(), bytes.data(), 0, kShape.n_rows, kShape.n_per_row, nullptr);
+    quantize(GGML_TYPE_Q8_0, weights.data(), bytes.data(), 0, kShape.n_rows, kShape.n_per_row,
+             nullptr);
     EXPECT_EQ(bytes, encode_with(Encoder(), GGML_TYPE_Q8_0));
     ::dlclose(handle);
 }
@@ -87,7 +90,8 @@ TEST(Encoder, WorksFromThreadsThatExistedBeforeTheLibraryWasOpened) {
     for (const ggml_type type : {GGML_TYPE_IQ3_XXS, GGML_TYPE_Q4_0}) {
         std::vector<std::byte> bytes(size_bytes(type, shape.n_per_row, shape.n_rows));
         ASSERT_TRUE(
-            encode(opened, type, weights.data(), shape, importance.data(), bytes.data(), pool).usable);
+            encode(opened, type, weights.data(), shape, importance.data(), bytes.data(), pool)
+                .usable);
         EXPECT_EQ(bytes, encoded(type, weights, shape, importance, pool));
     }
 }

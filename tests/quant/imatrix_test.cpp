@@ -92,7 +92,9 @@ TEST(Imatrix, FileIsWhatGgmlsOwnReaderExpects) {
     EXPECT_EQ(counts->ne[0], 1);
     EXPECT_EQ(counts->ne[1], 3);
     EXPECT_EQ(static_cast<const float*>(counts->data)[2], 1436.0f);
-    EXPECT_EQ(std::memcmp(sums->data, sample().entries["blk.0.ffn_up_exps.weight"].sums.data(), 96 * 4), 0);
+    EXPECT_EQ(
+        std::memcmp(sums->data, sample().entries["blk.0.ffn_up_exps.weight"].sums.data(), 96 * 4),
+        0);
     gguf_free(file);
     ggml_free(ctx);
 }
@@ -143,8 +145,8 @@ TEST(Imatrix, ReadsTheOldFormatAndConvertsItWithoutChangingImportances) {
 TEST(Imatrix, RefusesNonFiniteAndNegativeValues) {
     const ScratchFolder folder;
     const std::filesystem::path path = folder.path() / "i.gguf";
-    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -1.0f,
-                            std::numeric_limits<float>::infinity()}) {
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -1.0f, std::numeric_limits<float>::infinity()}) {
         Imatrix imatrix = sample();
         imatrix.entries["output.weight"].sums[3] = bad;
         write_imatrix(imatrix, path);
@@ -171,7 +173,8 @@ TEST(CheckImatrix, ListsMismatchesAndMissingEntries) {
         ADD_FAILURE();
     } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::bad_file);
-        EXPECT_NE(error.message().find("output.weight has 64 values instead of 128"), std::string::npos);
+        EXPECT_NE(error.message().find("output.weight has 64 values instead of 128"),
+                  std::string::npos);
     }
     shapes.erase("output.weight");
     imatrix.entries["token_embd.weight"] = {{1.0f}, {1}};

@@ -1,4 +1,5 @@
-// The bytes of llama-quantize --tensor-type-file, tensor by tensor, with and without an importance matrix that we wrote.
+// The bytes of llama-quantize --tensor-type-file, tensor by tensor, with and without an importance
+// matrix that we wrote.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -26,8 +27,8 @@ MatrixShape shape_of(const gguf::TensorInfo& tensor) {
 class LlamaQuantize : public testing::Test {
 protected:
     void SetUp() override {
-        const std::string command =
-            fmt::format("{}/test-llama-archs -a llama -o {}", VOODOO_TEST_LLAMA_BIN, folder.path().string());
+        const std::string command = fmt::format("{}/test-llama-archs -a llama -o {}",
+                                                VOODOO_TEST_LLAMA_BIN, folder.path().string());
         ASSERT_EQ(run(command, folder.path() / "log"), 0);
         source_path = folder.path() / "llama-moe.gguf";
         ASSERT_TRUE(fs::exists(source_path));
@@ -40,7 +41,8 @@ protected:
             const std::string& name = tensor.name;
             const bool is_matrix = name.ends_with(".weight") && tensor.ne[1] > 1;
             // llama.cpp does not quantize the router.
-            if (is_matrix && name.find("ffn_gate_inp") == std::string::npos) result.push_back(&tensor);
+            if (is_matrix && name.find("ffn_gate_inp") == std::string::npos)
+                result.push_back(&tensor);
         }
         return result;
     }
@@ -73,7 +75,8 @@ protected:
             recipe_file << "^" << pattern << "$=" << type_info(type).name << "\n";
         }
         recipe_file.close();
-        std::string options = fmt::format("--tensor-type-file {}", (folder.path() / "recipe.txt").string());
+        std::string options =
+            fmt::format("--tensor-type-file {}", (folder.path() / "recipe.txt").string());
         if (imatrix != nullptr) {
             write_imatrix(*imatrix, folder.path() / "imatrix.gguf");
             options += fmt::format(" --imatrix {}", (folder.path() / "imatrix.gguf").string());
@@ -83,9 +86,10 @@ protected:
             for (const auto& [name, type] : recipe) ggml_quantize_init(type);
         });
         const fs::path log = folder.path() / "log";
-        const int status = run(fmt::format("{}/llama-quantize {} {} {} Q8_0 2", VOODOO_TEST_LLAMA_BIN,
-                                           options, source_path.string(), out_path.string()),
-                               log);
+        const int status =
+            run(fmt::format("{}/llama-quantize {} {} {} Q8_0 2", VOODOO_TEST_LLAMA_BIN, options,
+                            source_path.string(), out_path.string()),
+                log);
         tables.join();
         ASSERT_EQ(status, 0) << std::ifstream(log).rdbuf();
 
@@ -131,7 +135,8 @@ protected:
                 recipe[tensor->name] = *fits;
                 open.erase(fits);
             }
-            // Experts have importances of their own; make sure that a type which uses them is among those compared.
+            // Experts have importances of their own; make sure that a type which uses them is among
+            // those compared.
             if (first) recipe["blk.0.ffn_gate_exps.weight"] = GGML_TYPE_Q4_K;
             first = false;
             ASSERT_FALSE(recipe.empty());
@@ -153,7 +158,9 @@ TEST_F(LlamaQuantize, GivesTheSameBytesForEveryTypeWithAnImatrix) {
     compare_all_types(&imatrix);
 }
 
-TEST_F(LlamaQuantize, GivesTheSameBytesForEveryLegalTypeWithout) { compare_all_types(nullptr); }
+TEST_F(LlamaQuantize, GivesTheSameBytesForEveryLegalTypeWithout) {
+    compare_all_types(nullptr);
+}
 
 }  // namespace
 }  // namespace voodoo::quant

@@ -1,2 +1,4 @@
 // A shared library that is no libggml-base.
-extern "C" int voodoo_test_nothing() { return 0; }
+extern "C" int voodoo_test_nothing() {
+    return 0;
+}

@@ -1,6 +1,7 @@
-// A stand-in for another libggml-base: everything comes from the real one, except that Q8_0 rows are encoded by an inner
-// function of its own, which has the name of one in the real library. Opened the wrong way, the inner call would bind to
-// the real function, and the bytes would be the real library's.
+// A stand-in for another libggml-base: everything comes from the real one, except that Q8_0 rows
+// are encoded by an inner function of its own, which has the name of one in the real library.
+// Opened the wrong way, the inner call would bind to the real function, and the bytes would be the
+// real library's.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -20,8 +21,8 @@ void quantize_row_q8_0_ref(const float* src, void* dst, int64_t n) {
     }
 }
 
-size_t ggml_quantize_chunk(ggml_type type, const float* src, void* dst, int64_t start, int64_t n_rows,
-                           int64_t n_per_row, const float* imatrix) {
+size_t ggml_quantize_chunk(ggml_type type, const float* src, void* dst, int64_t start,
+                           int64_t n_rows, int64_t n_per_row, const float* imatrix) {
     if (type == GGML_TYPE_Q8_0) {
         const size_t row_size = static_cast<size_t>(n_per_row / 32) * 34;
         for (int64_t row = 0; row < n_rows; ++row) {
@@ -36,7 +37,9 @@ size_t ggml_quantize_chunk(ggml_type type, const float* src, void* dst, int64_t 
     return real(type, src, dst, start, n_rows, n_per_row, imatrix);
 }
 
-const char* ggml_version(void) { return "0.0.0-test"; }
+const char* ggml_version(void) {
+    return "0.0.0-test";
+}
 
 #ifdef VOODOO_TEST_OTHER_TYPES
 size_t ggml_type_size(ggml_type type) {

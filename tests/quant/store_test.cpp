@@ -108,7 +108,8 @@ TEST(CandidateStore, DecodesHalfFloatSources) {
     const Tensor tensor({256, 64, 1});
     CandidateStore store(folder.path());
     for (const ggml_type source_type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0}) {
-        const std::vector<std::byte> bytes = encoded(source_type, tensor.weights, tensor.shape, {}, pool);
+        const std::vector<std::byte> bytes =
+            encoded(source_type, tensor.weights, tensor.shape, {}, pool);
         const SourceTensor source{source_type, bytes.data(), tensor.shape};
         CandidateKey key = tensor.key(GGML_TYPE_Q4_K);
         key.tensor_hash = source_hash(source);
@@ -188,8 +189,8 @@ TEST(CandidateStore, FindsAFlippedBitAnywhereAndMakesTheEntryAgain) {
     const fs::path file = files_in(folder.path(), ".candidate").at(0);
     const uint64_t size = fs::file_size(file);
     // Magic, id, type, padding, payload's first and last byte, checksum.
-    for (const uint64_t offset : {uint64_t{0}, uint64_t{20}, uint64_t{72}, uint64_t{200}, uint64_t{256},
-                                  size - 65, size - 1}) {
+    for (const uint64_t offset : {uint64_t{0}, uint64_t{20}, uint64_t{72}, uint64_t{200},
+                                  uint64_t{256}, size - 65, size - 1}) {
         flip_bit(file, offset);
         CandidateStore store(folder.path());
         Warnings warnings;
@@ -206,8 +207,9 @@ TEST(CandidateStore, FindsAFlippedBitAnywhereAndMakesTheEntryAgain) {
     EXPECT_FALSE(store.find(tensor.key(GGML_TYPE_Q4_K)).has_value());
 }
 
-const std::vector<ggml_type> kManyTypes = {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K,
-                                           GGML_TYPE_Q3_K, GGML_TYPE_Q5_K, GGML_TYPE_Q5_1, GGML_TYPE_BF16};
+const std::vector<ggml_type> kManyTypes = {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K,
+                                           GGML_TYPE_Q6_K, GGML_TYPE_Q3_K, GGML_TYPE_Q5_K,
+                                           GGML_TYPE_Q5_1, GGML_TYPE_BF16};
 
 TEST(CandidateStore, IsValidAfterAKillAtAnyMoment) {
     const ScratchFolder folder;
@@ -244,8 +246,9 @@ TEST(CandidateStore, IsValidAfterAKillAtAnyMoment) {
             if (found.has_value()) {
                 EXPECT_TRUE(equal(found->bytes(), expected[i]));
             }
-            EXPECT_TRUE(equal(store.find_or_put(tensor.key(kManyTypes[i]), tensor.source(),
-                                                tensor.importance.data(), Encoder(), pool)
+            EXPECT_TRUE(equal(store
+                                  .find_or_put(tensor.key(kManyTypes[i]), tensor.source(),
+                                               tensor.importance.data(), Encoder(), pool)
                                   .bytes(),
                               expected[i]));
         }
@@ -318,8 +321,8 @@ TEST(CandidateStore, LeavesNothingWhenCancelled) {
     CandidateStore store(folder.path());
     Cancellation cancellation;
     cancellation.request();
-    EXPECT_THROW(store.put(tensor.key(GGML_TYPE_Q4_K), tensor.source(), tensor.importance.data(), Encoder(),
-                           pool, &cancellation),
+    EXPECT_THROW(store.put(tensor.key(GGML_TYPE_Q4_K), tensor.source(), tensor.importance.data(),
+                           Encoder(), pool, &cancellation),
                  Error);
     EXPECT_TRUE(files_in(folder.path(), ".tmp").empty());
     EXPECT_FALSE(store.find(tensor.key(GGML_TYPE_Q4_K)).has_value());

@@ -19,7 +19,8 @@ namespace voodoo::quant {
 class ScratchFolder {
 public:
     ScratchFolder() {
-        std::string name = (std::filesystem::temp_directory_path() / "voodoo-quant-XXXXXX").string();
+        std::string name =
+            (std::filesystem::temp_directory_path() / "voodoo-quant-XXXXXX").string();
         path_ = ::mkdtemp(name.data());
     }
     ~ScratchFolder() {
@@ -50,12 +51,12 @@ inline std::vector<float> random_importance(int64_t n, uint64_t seed) {
 
 /// The bytes of a tensor encoded with the linked library; the test fails if it can't be.
 inline std::vector<std::byte> encoded(ggml_type type, const std::vector<float>& weights,
-                                      const MatrixShape& shape, const std::vector<float>& importance,
-                                      ThreadPool& pool) {
+                                      const MatrixShape& shape,
+                                      const std::vector<float>& importance, ThreadPool& pool) {
     std::vector<std::byte> bytes(size_bytes(type, shape.n_per_row, shape.total_rows()));
     const EncodeResult result =
-        encode(Encoder(), type, weights.data(), shape, importance.empty() ? nullptr : importance.data(),
-               bytes.data(), pool);
+        encode(Encoder(), type, weights.data(), shape,
+               importance.empty() ? nullptr : importance.data(), bytes.data(), pool);
     if (!result.usable) throw std::runtime_error(result.reason);
     return bytes;
 }
@@ -66,9 +67,11 @@ inline std::vector<float> decoded(ggml_type type, const std::vector<std::byte>& 
     return values;
 }
 
-/// Types whose encoder first builds tables for seconds of CPU time, in every process: they are tested together, in
-/// quant_slow_test.
-inline bool has_slow_tables(ggml_type type) { return type_info(type).init_seconds > 1.0f; }
+/// Types whose encoder first builds tables for seconds of CPU time, in every process: they are
+/// tested together, in quant_slow_test.
+inline bool has_slow_tables(ggml_type type) {
+    return type_info(type).init_seconds > 1.0f;
+}
 
 inline const std::byte* bytes_of(const std::vector<float>& values) {
     return reinterpret_cast<const std::byte*>(values.data());

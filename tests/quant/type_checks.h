@@ -23,7 +23,8 @@ inline void expect_true_imatrix_facts(const TypeInfo& info) {
         const std::vector<std::byte> without = encoded(info.type, weights, shape, {}, pool);
         EXPECT_EQ(with == without, info.imatrix == ImatrixNeed::none);
     }
-    // A change in the row's last 256 columns changes the first block only where the row's statistics count.
+    // A change in the row's last 256 columns changes the first block only where the row's
+    // statistics count.
     std::vector<float> changed = weights;
     for (size_t i = 256; i < 512; ++i) changed[i] *= 3.0f;
     const std::vector<std::byte> other = encoded(info.type, changed, shape, importance, pool);
@@ -33,7 +34,8 @@ inline void expect_true_imatrix_facts(const TypeInfo& info) {
 }
 
 /// Weights and importances of absurd magnitudes and patterns.
-inline void make_hostile(Random& random, std::vector<float>& weights, std::vector<float>& importance) {
+inline void make_hostile(Random& random, std::vector<float>& weights,
+                         std::vector<float>& importance) {
     const double exponent = random.uniform() * 80.0 - 40.0;
     const double importance_exponent = random.uniform() * 70.0 - 38.0;
     for (float& w : weights) {
@@ -50,7 +52,8 @@ inline void make_hostile(Random& random, std::vector<float>& weights, std::vecto
     }
 }
 
-/// Exit code of the child below: 0, or 3 where a tensor counts as usable but decodes to non-finite values.
+/// Exit code of the child below: 0, or 3 where a tensor counts as usable but decodes to non-finite
+/// values.
 inline int encode_hostile(const TypeInfo& info) {
     const MatrixShape shape{256, 1, 1};
     ThreadPool pool(1);
@@ -61,8 +64,8 @@ inline int encode_hostile(const TypeInfo& info) {
     std::vector<std::byte> bytes(1024);
     for (int i = 0; i < 400; ++i) {
         make_hostile(random, weights, importance);
-        const EncodeResult result =
-            encode(Encoder(), info.type, weights.data(), shape, importance.data(), bytes.data(), pool);
+        const EncodeResult result = encode(Encoder(), info.type, weights.data(), shape,
+                                           importance.data(), bytes.data(), pool);
         if (!result.usable) continue;
         to_float(info.type, bytes.data(), back.data(), 256);
         for (const float x : back) {
@@ -72,7 +75,8 @@ inline int encode_hostile(const TypeInfo& info) {
     return 0;
 }
 
-/// ggml aborts on numerical trouble. In a child process, so that an abort is a failure of the test only.
+/// ggml aborts on numerical trouble. In a child process, so that an abort is a failure of the test
+/// only.
 inline void expect_no_abort(const TypeInfo& info) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);

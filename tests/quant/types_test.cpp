@@ -48,11 +48,13 @@ TEST(TypeTable, AgreesWithTheCpuBackendOnMatmulAndGetRows) {
         SCOPED_TRACE(std::string(info.name));
         EXPECT_EQ(info.runs_matmul, ggml_get_type_traits_cpu(info.type)->vec_dot != nullptr);
 
-        // A real look-up and a real product with an all-ones vector: they run, and the values are the decoded ones.
+        // A real look-up and a real product with an all-ones vector: they run, and the values are
+        // the decoded ones.
         const MatrixShape shape{256, 3, 1};
         std::vector<std::byte> bytes(size_bytes(info.type, 256, 3));
         for (size_t i = 0; i < bytes.size(); ++i) {
-            bytes[i] = static_cast<std::byte>(0x11 + i % 3);  // codes without an encoder; as half floats small and finite
+            bytes[i] = static_cast<std::byte>(
+                0x11 + i % 3);  // codes without an encoder; as half floats small and finite
         }
         const std::vector<float> expected = decoded(info.type, bytes, shape.n_elements());
         ggml_context* ctx = ggml_init({8 << 20, nullptr, false});
@@ -69,7 +71,8 @@ TEST(TypeTable, AgreesWithTheCpuBackendOnMatmulAndGetRows) {
         ggml_build_forward_expand(graph, product);
         ASSERT_EQ(ggml_graph_compute_with_ctx(ctx, graph, 1), GGML_STATUS_SUCCESS);
         for (int i = 0; i < 256; ++i) {
-            ASSERT_FLOAT_EQ(static_cast<float*>(row->data)[i], expected[512 + static_cast<size_t>(i)]);
+            ASSERT_FLOAT_EQ(static_cast<float*>(row->data)[i],
+                            expected[512 + static_cast<size_t>(i)]);
         }
         for (size_t r = 0; r < 3; ++r) {
             double sum = 0.0;
@@ -94,9 +97,10 @@ TEST(TypeTable, SaysWhichEncodersUseTheImatrixAndTheWholeRow) {
 
 TEST(TypeTable, AscendsInBitsPerWeight) {
     const auto types = all_types();
-    EXPECT_TRUE(std::is_sorted(types.begin(), types.end(), [](const TypeInfo& a, const TypeInfo& b) {
-        return a.bits_per_weight() < b.bits_per_weight();
-    }));
+    EXPECT_TRUE(
+        std::is_sorted(types.begin(), types.end(), [](const TypeInfo& a, const TypeInfo& b) {
+            return a.bits_per_weight() < b.bits_per_weight();
+        }));
     EXPECT_DOUBLE_EQ(type_info(GGML_TYPE_Q4_K).bits_per_weight(), 4.5);
     EXPECT_DOUBLE_EQ(type_info(GGML_TYPE_Q8_0).bits_per_weight(), 8.5);
 }
@@ -129,14 +133,15 @@ TEST(IsLegal, NeedsWholeBlocks) {
 }
 
 TEST(IsLegal, WithoutAnImatrixFollowsLlamaQuantizeAndGgml) {
-    const std::set<ggml_type> refused = {GGML_TYPE_IQ1_S, GGML_TYPE_IQ1_M, GGML_TYPE_IQ2_XXS,
+    const std::set<ggml_type> refused = {GGML_TYPE_IQ1_S,  GGML_TYPE_IQ1_M, GGML_TYPE_IQ2_XXS,
                                          GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S, GGML_TYPE_IQ3_XXS};
     for (const TypeInfo& info : all_types()) {
         if (!info.candidate) continue;
         SCOPED_TRACE(std::string(info.name));
         EXPECT_TRUE(is_legal(info.type, 512, true, false));
         EXPECT_EQ(is_legal(info.type, 512, false, false), !refused.contains(info.type));
-        EXPECT_EQ(is_legal(info.type, 512, false, true), !ggml_quantize_requires_imatrix(info.type));
+        EXPECT_EQ(is_legal(info.type, 512, false, true),
+                  !ggml_quantize_requires_imatrix(info.type));
     }
     EXPECT_TRUE(is_embedding_or_head("output.weight"));
     EXPECT_TRUE(is_embedding_or_head("token_embd.weight"));

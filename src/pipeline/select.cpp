@@ -1,0 +1,225 @@
+#include "pipeline/select.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "model/presets.h"
+#include "pipeline/stage_timer.h"
+#include "search/budget.h"
+#include "search/compare.h"
+#include "search/uniform_mix.h"
+
+namespace voodoo::pipeline {
+namespace {
+
+class Selector {
+public:
+    Selector(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
+             const CandidateTypes& all_types, const search::Gates& gates, Observer& observer, const Cancellation& cancellation)
+        : bench_(bench), calibration_(calibration), candidates_(candidates), types_(types), all_types_(all_types), gates_(gates),
+          observer_(observer), cancellation_(cancellation) {}
+
+    Selection run(Teacher& teacher) {
+        Selection selection;
+        selection.layouts = projections();
+        if (!bench_.settings().compare) {
+            selection.layouts.resize(1);
+            return selection;
+        }
+        add_preset(selection.layouts);
+        add_mixes(selection.layouts);
+        Validator validator(bench_, calibration_, candidates_, teacher);
+        for (Layout& layout : selection.layouts) {
+            layout.token_kl = validator.token_kl(layout.types, cancellation_);
+            const MeanKl kl = mean_kl(layout.token_kl, calibration_.chunk_len);
+            observer_.log(LogLevel::info, fmt::format("{}: {} bytes, validation KL {:.5f} +- {:.5f}", layout.name, layout.file_bytes, kl.mean, kl.error));
+        }
+        choose(selection);
+        return selection;
+    }
+
+private:
+    Layout layout_of(std::string name, std::vector<ggml_type> types) const {
+        std::map<std::string, ggml_type> by_name;
+        for (size_t t = 0; t < types.size(); ++t) by_name.emplace(bench_.tensors()[t].name, types[t]);
+        Layout layout;
+        layout.name = std::move(name);
+        layout.types = std::move(types);
+        layout.file_bytes = bench_.output_size(by_name);
+        return layout;
+    }
+
+    Layout project(std::string name, search::GateScore kind) const {
+        const auto scores = gates_.scores(kind);
+        search::BudgetProblem problem;
+        problem.fixed_bytes = bench_.fixed_bytes();
+        for (size_t t = 0; t < types_.size(); ++t) {
+            search::BudgetGroup group;
+            group.name = bench_.tensors()[t].name;
+            for (size_t k = 0; k < types_[t].size(); ++k) {
+                group.items.push_back({types_[t][k].bytes, scores[t][k], std::string(quant::type_info(types_[t][k].type).name)});
+            }
+            problem.groups.push_back(std::move(group));
+        }
+        const search::BudgetSolver solver(std::move(problem));
+        const uint64_t budget = bench_.target_bytes();
+        search::BudgetSolution solution = solver.solve(budget);
+        solution = solver.fill(solution.choice, budget);
+        if (!solver.verify(solution.choice, budget).ok()) observer_.log(LogLevel::warn, "a projection leaves an upgrade unused");
+        std::vector<ggml_type> types;
+        for (size_t t = 0; t < types_.size(); ++t) types.push_back(types_[t][solution.choice[t]].type);
+        return layout_of(std::move(name), std::move(types));
+    }
+
+    /// The learned scores are the values. Two readings of them: the gates themselves, and the first-order change of the loss that
+    /// they were trained on; both are measured and the better one is the search's result.
+    std::vector<Layout> projections() const {
+        std::vector<Layout> layouts;
+        layouts.push_back(project("gates", search::GateScore::gates));
+        if (bench_.settings().compare) {
+            Layout other = project("gates (first order)", search::GateScore::first_order);
+            if (other.types != layouts[0].types) layouts.push_back(std::move(other));
+        }
+        return layouts;
+    }
+
+    /// The largest preset that is not larger than the target, with the types that llama-quantize gives.
+    void add_preset(std::vector<Layout>& layouts) const {
+        const uint64_t budget = bench_.target_bytes();
+        Layout best;
+        for (const model::Preset& preset : model::presets()) {
+            const model::PresetLayout made = model::preset_layout(bench_.settings().model, preset.name, true);
+            std::map<std::string, ggml_type> by_name;
+            for (const auto& tensor : made.types) by_name[tensor.name] = tensor.type;
+            std::vector<ggml_type> types;
+            for (const Tensor& tensor : bench_.tensors()) {
+                const auto found = by_name.find(tensor.name);
+                types.push_back(found == by_name.end() ? tensor.info->type : found->second);
+            }
+            Layout layout = layout_of(fmt::format("preset {}", preset.name), std::move(types));
+            if (layout.file_bytes <= budget && layout.file_bytes > best.file_bytes) best = std::move(layout);
+        }
+        if (best.types.empty()) {
+            observer_.log(LogLevel::info, "no preset of llama-quantize is as small as this");
+            return;
+        }
+        encode_and_add(std::move(best), layouts);
+    }
+
+    void add_mixes(std::vector<Layout>& layouts) const {
+        std::vector<search::MixTensor> tensors;
+        for (size_t t = 0; t < all_types_.size(); ++t) {
+            search::MixTensor tensor;
+            tensor.name = bench_.tensors()[t].name;
+            tensor.types = type_names(all_types_[t]);
+            for (const Candidate& c : all_types_[t]) tensor.bytes.push_back(c.bytes);
+            tensors.push_back(std::move(tensor));
+        }
+        // The types that people mix by hand, those of the usual presets; each measured pair is the best of its kind at this size.
+        std::vector<std::string> order;
+        for (const quant::TypeInfo& info : quant::all_types()) {
+            const bool usual = info.type == GGML_TYPE_Q2_K || info.type == GGML_TYPE_Q3_K || info.type == GGML_TYPE_IQ4_XS ||
+                               info.type == GGML_TYPE_IQ4_NL || info.type == GGML_TYPE_Q4_K || info.type == GGML_TYPE_Q5_K ||
+                               info.type == GGML_TYPE_Q5_0 || info.type == GGML_TYPE_Q6_K || info.type == GGML_TYPE_Q8_0 ||
+                               info.type == GGML_TYPE_IQ3_XXS || info.type == GGML_TYPE_IQ3_S;
+            if (usual) order.emplace_back(info.name);
+        }
+        try {
+            for (const auto& mix : search::uniform_mixes(tensors, order, bench_.fixed_bytes(), bench_.target_bytes())) {
+                std::vector<ggml_type> types;
+                for (const std::string& name : mix.types) types.push_back(*quant::find_type(name));
+                encode_and_add(layout_of("mix " + mix.name, std::move(types)), layouts);
+            }
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::infeasible_budget) throw;
+            observer_.log(LogLevel::info, "no mix of two usual types is as small as this");
+        }
+    }
+
+    /// Adds a layout if ggml can represent every tensor in it.
+    void encode_and_add(Layout layout, std::vector<Layout>& layouts) const {
+        if (layout.file_bytes > bench_.target_bytes()) return;
+        for (const Layout& known : layouts) {
+            if (known.types == layout.types) return;
+        }
+        for (size_t t = 0; t < layout.types.size(); ++t) {
+            cancellation_.check();
+            if (!candidates_.usable(t, layout.types[t])) return;
+        }
+        layouts.push_back(std::move(layout));
+    }
+
+    void choose(Selection& selection) const {
+        std::vector<search::MeasuredPlan> plans;
+        size_t searched = 0;
+        for (const Layout& layout : selection.layouts) {
+            search::MeasuredPlan plan;
+            plan.name = layout.name;
+            plan.mean_kl = mean_kl(layout.token_kl, calibration_.chunk_len).mean;
+            const std::vector<double> tokens(layout.token_kl.begin(), layout.token_kl.end());
+            plan.kl = search::chunk_means(tokens, static_cast<size_t>(calibration_.chunk_len));
+            plan.file_bytes = layout.file_bytes;
+            if (layout.name.starts_with("gates") && plan.mean_kl < (plans.empty() ? INFINITY : plans[searched].mean_kl)) searched = plans.size();
+            plans.push_back(std::move(plan));
+        }
+        const search::Choice choice = search::choose_best(plans, searched, bench_.target_bytes());
+        selection.best = choice.best;
+        selection.log = choice.log;
+        for (const std::string& line : choice.log) observer_.log(choice.searched_won ? LogLevel::info : LogLevel::warn, line);
+    }
+
+    Workbench& bench_;
+    const Calibration& calibration_;
+    Candidates& candidates_;
+    const CandidateTypes& types_;
+    const CandidateTypes& all_types_;
+    const search::Gates& gates_;
+    Observer& observer_;
+    const Cancellation& cancellation_;
+};
+
+}  // namespace
+
+Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
+                        const CandidateTypes& all_types, const search::Gates& gates, Teacher& teacher, std::vector<StageResult>& results,
+                        Observer& observer, const Cancellation& cancellation) {
+    StageTimer timer("select", 0, "plans", observer);
+    Selection selection = Selector(bench, calibration, candidates, types, all_types, gates, observer, cancellation).run(teacher);
+    timer.finish(results);
+    return selection;
+}
+
+search::Plan make_plan(const Workbench& bench, const Calibration& calibration, const Layout& layout) {
+    search::Plan plan;
+    std::vector<search::TensorInfo> infos;
+    for (size_t t = 0; t < layout.types.size(); ++t) {
+        const Tensor& tensor = bench.tensors()[t];
+        plan.tensors.push_back({tensor.name, std::string(quant::type_info(layout.types[t]).name)});
+        infos.push_back({tensor.name, {tensor.info->ne.begin(), tensor.info->ne.end()}});
+    }
+    plan.model_id = search::model_identity(infos);
+    plan.target_bytes = bench.target_bytes();
+    plan.file_bytes = layout.file_bytes;
+    plan.imatrix_hash = sha256_hex(read_file(calibration.imatrix_path));
+    plan.encoder = bench.encoder().description();
+    plan.seed = bench.settings().seed;
+    plan.method = layout.name;
+    if (!layout.token_kl.empty()) plan.scores["validation_kl"] = mean_kl(layout.token_kl, calibration.chunk_len).mean;
+    return plan;
+}
+
+MeanKl mean_kl(const std::vector<float>& token_kl, int32_t chunk_len) {
+    const std::vector<double> tokens(token_kl.begin(), token_kl.end());
+    if (tokens.empty()) return {};
+    const std::vector<double> means = search::chunk_means(tokens, static_cast<size_t>(chunk_len));
+    MeanKl result;
+    for (const double m : means) result.mean += m / static_cast<double>(means.size());
+    double square = 0;
+    for (const double m : means) square += (m - result.mean) * (m - result.mean);
+    if (means.size() > 1) result.error = std::sqrt(square / static_cast<double>(means.size() - 1) / static_cast<double>(means.size()));
+    return result;
+}
+
+}  // namespace voodoo::pipeline

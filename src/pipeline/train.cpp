@@ -1,0 +1,201 @@
+#include "pipeline/train.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/random.h"
+#include "pipeline/stage_timer.h"
+
+namespace voodoo::pipeline {
+namespace {
+
+constexpr const char* kGatesFile = "gates.json";
+
+engine::ExecutorOptions tail_options(const Workbench& bench) {
+    engine::ExecutorOptions options;
+    options.n_threads = bench.settings().n_threads;
+    options.gradients = false;
+    return options;
+}
+
+/// Order of the training batches: one epoch, shuffled.
+std::vector<int> shuffled(int n, uint64_t seed) {
+    std::vector<int> order(static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
+    Random random(seed, "epoch");
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+    return order;
+}
+
+class Trainer {
+public:
+    Trainer(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types, Teacher& teacher,
+            RunDir& run, Observer& observer, const Cancellation& cancellation)
+        : bench_(bench),
+          calibration_(calibration),
+          teacher_(teacher),
+          run_(run),
+          observer_(observer),
+          cancellation_(cancellation),
+          executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, true), executor_options()),
+          weights_(bench.file(), executor_.weights(), bench.pool()),
+          sink_(executor_.weights(), bench.pool().size()) {
+        for (size_t t = 0; t < types.size(); ++t) {
+            std::vector<quant::CandidateView> views;
+            for (const Candidate& c : types[t]) {
+                held_.push_back(candidates.encoded(t, c.type));
+                views.push_back(held_.back().view());
+            }
+            const int index = executor_.find_weight(bench.tensors()[t].name);
+            indices_.push_back(index);
+            if (index >= 0) sink_.set(index, views);
+            views_.push_back(std::move(views));
+        }
+    }
+
+    void run(search::Gates& gates, StageTimer& timer) {
+        const std::vector<int> order = shuffled(calibration_.n_train, bench_.settings().seed);
+        while (!gates.finished()) {
+            const int batch = order[static_cast<size_t>(gates.step_index()) % order.size()];
+            step(gates, batch);
+            const search::GateRecord& record = gates.history().back();
+            timer.progress(static_cast<double>(gates.step_index()),
+                           fmt::format("KL {:.4f} CE {:.3f} tau {:.2f} size {:.1f} MB", record.loss.kl, record.loss.ce, record.tau, record.expected_bytes / 1e6));
+            write_file_atomic(run_.file(kGatesFile), gates.serialize());
+        }
+    }
+
+private:
+    engine::ExecutorOptions executor_options() const {
+        engine::ExecutorOptions options;
+        options.n_threads = bench_.settings().n_threads;
+        options.memory_bytes = bench_.memory_bytes() / 2;
+        options.wants_gradient = [this](const engine::WeightInfo& info) { return bench_.find_tensor(info.name) >= 0; };
+        return options;
+    }
+
+    void step(search::Gates& gates, int batch) {
+        for (size_t t = 0; t < views_.size(); ++t) {
+            const std::vector<double> p = gates.probabilities(t);
+            weights_.set(bench_.tensors()[t].name, {views_[t], std::vector<float>(p.begin(), p.end())});
+        }
+        sink_.clear();
+        const std::span<const int32_t> tokens[] = {calibration_.batch(batch)};
+        const engine::LossWeights loss_weights{gates.options().ce_weight, gates.options().lambda_kl};
+        engine::DistillationLoss loss(tokens, calibration_.n_sequences, executor_.n_vocab(), loss_weights, teacher_.logits(batch), bench_.pool());
+        executor_.step(tokens, weights_, loss, sink_, &cancellation_);
+        std::vector<std::vector<double>> contractions;
+        for (size_t t = 0; t < views_.size(); ++t) {
+            contractions.push_back(indices_[t] >= 0 ? sink_.contraction(indices_[t]) : std::vector<double>(views_[t].size(), 0.0));
+        }
+        const search::GateStepResult result = gates.step(contractions, {loss.sums().mean_cross_entropy(), loss.sums().mean_kl()});
+        if (!result.applied()) {
+            observer_.log(LogLevel::warn, fmt::format("step {} was not finite and is left out, first at {}", gates.step_index(), result.non_finite.front()));
+        }
+    }
+
+    Workbench& bench_;
+    const Calibration& calibration_;
+    Teacher& teacher_;
+    RunDir& run_;
+    Observer& observer_;
+    const Cancellation& cancellation_;
+    engine::Executor executor_;
+    MixedWeights weights_;
+    ContractSink sink_;
+    std::vector<quant::StoredCandidate> held_;
+    std::vector<std::vector<quant::CandidateView>> views_;  // by tensor
+    std::vector<int> indices_;                              // weight of each tensor in the graph, or -1
+};
+
+search::Gates make_gates(const Workbench& bench, const Calibration& calibration, const CandidateTypes& types) {
+    std::vector<search::GateTensor> tensors;
+    for (size_t t = 0; t < types.size(); ++t) {
+        search::GateTensor tensor{bench.tensors()[t].name, type_names(types[t]), {}};
+        for (const Candidate& c : types[t]) tensor.bytes.push_back(static_cast<double>(c.bytes));
+        tensors.push_back(std::move(tensor));
+    }
+    search::GateOptions options = bench.settings().gates;
+    options.n_steps = calibration.n_train;
+    search::Gates gates(std::move(tensors), static_cast<double>(bench.fixed_bytes()), static_cast<double>(bench.target_bytes()), options);
+    gates.init_at_target();
+    return gates;
+}
+
+}  // namespace
+
+Teacher::Teacher(Workbench& bench, const Calibration& calibration)
+    : calibration_(calibration),
+      executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, false), tail_options(bench)),
+      weights_(bench.file(), executor_.weights(), bench.pool()) {
+    if (!executor_.tail_is_row_wise()) {
+        throw Error(ErrorKind::unsupported_model, "the model's head is not applied token by token", bench.settings().model.string());
+    }
+    executor_.load_tail(weights_);
+}
+
+engine::TeacherLogits Teacher::logits(int first_batch) {
+    return [this, first_batch](int batch, int64_t first, int64_t n) {
+        const auto states = calibration_.states(first_batch + batch);
+        return executor_.tail_slice(states.subspan(static_cast<size_t>(first * calibration_.n_hidden), static_cast<size_t>(n * calibration_.n_hidden)));
+    };
+}
+
+search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
+                          Teacher& teacher, RunDir& run, std::vector<StageResult>& results, Observer& observer,
+                          const Cancellation& cancellation) {
+    search::Gates gates = make_gates(bench, calibration, types);
+    // The untrained state says which tensors, types, sizes and options the gates have.
+    const std::string fingerprint = sha256_hex(fmt::format("train {} {} {} {} {}", bench.fingerprint(), calibration.token_hash, gates.serialize(),
+                                                           bench.settings().seed, bench.encoder().identity()));
+    if (run.find_stage("train", fingerprint)) {
+        StageTimer::cached("train", results, observer);
+        return search::Gates::deserialize(read_file(run.file(kGatesFile)));
+    }
+    if (run.find_stage("train-begun", fingerprint) && std::filesystem::exists(run.file(kGatesFile))) {
+        gates = search::Gates::deserialize(read_file(run.file(kGatesFile)));
+        observer.log(LogLevel::info, fmt::format("training goes on at step {} of {}", gates.step_index(), gates.options().n_steps));
+    } else {
+        std::filesystem::remove(run.file(kGatesFile));
+        run.finish_stage("train-begun", fingerprint, {});
+    }
+    StageTimer timer("train", static_cast<double>(gates.options().n_steps), "steps", observer);
+    Trainer(bench, calibration, candidates, types, teacher, run, observer, cancellation).run(gates, timer);
+    run.finish_stage("train", fingerprint, {{"steps", gates.step_index()}});
+    timer.finish(results);
+    return gates;
+}
+
+Validator::Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates, Teacher& teacher)
+    : bench_(bench),
+      calibration_(calibration),
+      candidates_(candidates),
+      teacher_(teacher),
+      executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, false), [&] {
+          engine::ExecutorOptions options = tail_options(bench);
+          options.memory_bytes = bench.memory_bytes() / 2;
+          return options;
+      }()) {}
+
+std::vector<float> Validator::token_kl(const std::vector<ggml_type>& types, const Cancellation& cancellation) {
+    MixedWeights weights(bench_.file(), executor_.weights(), bench_.pool());
+    std::vector<quant::StoredCandidate> held;
+    for (size_t t = 0; t < types.size(); ++t) {
+        held.push_back(candidates_.encoded(t, types[t]));
+        VOODOO_CHECK(held.back().usable(), "{} can't be encoded", bench_.tensors()[t].name);
+        weights.set(bench_.tensors()[t].name, {{held.back().view()}, {1.0F}});
+    }
+    std::vector<std::span<const int32_t>> batches;
+    for (int b = 0; b < calibration_.n_valid; ++b) batches.push_back(calibration_.batch(calibration_.n_train + b));
+    std::vector<std::vector<float>> hidden(batches.size());
+    executor_.forward(batches, weights, nullptr,
+                      [&](int b, std::span<const float> h) { hidden[static_cast<size_t>(b)].assign(h.begin(), h.end()); }, &cancellation);
+    engine::DistillationLoss loss(batches, calibration_.n_sequences, executor_.n_vocab(), {0.0, 1.0}, teacher_.logits(calibration_.n_train), bench_.pool());
+    executor_.logits(static_cast<int>(batches.size()), weights,
+                     [&](int b) { return std::span<const float>(hidden[static_cast<size_t>(b)]); }, loss, &cancellation);
+    return loss.token_kl();
+}
+
+}  // namespace voodoo::pipeline

@@ -1,0 +1,47 @@
+// Stage "train": the gates, one epoch over the training batches.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/loss.h"
+#include "pipeline/candidates.h"
+#include "search/gates.h"
+
+namespace voodoo::pipeline {
+
+/// The teacher's logits from cached hidden states: the tail of the graph with the source's head.
+class Teacher {
+public:
+    Teacher(Workbench& bench, const Calibration& calibration);
+    /// For engine::DistillationLoss; `first_batch` is added to the loss's batch numbers.
+    engine::TeacherLogits logits(int first_batch);
+
+private:
+    const Calibration& calibration_;
+    engine::Executor executor_;
+    MixedWeights weights_;
+};
+
+/// Trains the gates, saving them after every step so that a killed run goes on where it was.
+/// history and final state are also in <run>/gates.json.
+search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
+                          Teacher& teacher, RunDir& run, std::vector<StageResult>& results, Observer& observer,
+                          const Cancellation& cancellation);
+
+/// Measures plans: KL(teacher || model with these types) of every validation token, weights decoded, activations exact.
+class Validator {
+public:
+    Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates, Teacher& teacher);
+    /// types: by tensor index. Nats, in token order.
+    std::vector<float> token_kl(const std::vector<ggml_type>& types, const Cancellation& cancellation);
+
+private:
+    Workbench& bench_;
+    const Calibration& calibration_;
+    Candidates& candidates_;
+    Teacher& teacher_;
+    engine::Executor executor_;
+};
+
+}  // namespace voodoo::pipeline

@@ -1,0 +1,102 @@
+#include "pipeline/weights.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace voodoo::pipeline {
+
+quant::MatrixShape matrix_shape(const engine::WeightInfo& weight) {
+    return {weight.ne[0], weight.ne[1], weight.ne[2] * weight.ne[3]};
+}
+
+MixedWeights::MixedWeights(const gguf::File& file, const std::vector<engine::WeightInfo>& weights, ThreadPool& pool)
+    : file_(file), weights_(weights), pool_(pool) {
+    for (const engine::WeightInfo& weight : weights) {
+        const gguf::TensorInfo* tensor = file.find_tensor(weight.name);
+        if (tensor == nullptr || tensor->n_elements() != weight.n_elements()) {
+            throw Error(ErrorKind::unsupported_model, "llama.cpp's graph uses a weight that is not in the file", weight.name);
+        }
+        tensors_.push_back(tensor);
+    }
+}
+
+void MixedWeights::set(const std::string& name, Mixture mixture) { mixtures_[name] = std::move(mixture); }
+
+void MixedWeights::load(int index, float* rows, float* transposed) {
+    const auto i = static_cast<size_t>(index);
+    const quant::MatrixShape shape = matrix_shape(weights_[i]);
+    const quant::MixOutput out{rows, transposed};
+    if (const auto found = mixtures_.find(weights_[i].name); found != mixtures_.end()) {
+        quant::mix(found->second.views, found->second.p, shape, out, pool_);
+        return;
+    }
+    const gguf::TensorInfo& tensor = *tensors_[i];
+    const quant::CandidateView view = quant::make_view(tensor.type, file_.data(tensor).data(), shape.n_per_row);
+    const float one = 1.0F;
+    quant::mix({&view, 1}, {&one, 1}, shape, out, pool_);
+}
+
+ContractSink::ContractSink(const std::vector<engine::WeightInfo>& weights, int n_threads)
+    : weights_(weights), n_threads_(n_threads), views_(weights.size()), sums_(weights.size()) {}
+
+void ContractSink::set(int index, std::vector<quant::CandidateView> views) {
+    const auto i = static_cast<size_t>(index);
+    sums_[i].assign(static_cast<size_t>(n_threads_), std::vector<double>(views.size(), 0.0));
+    views_[i] = std::move(views);
+}
+
+void ContractSink::clear() {
+    for (auto& weight : sums_) {
+        for (auto& thread : weight) std::fill(thread.begin(), thread.end(), 0.0);
+    }
+}
+
+void ContractSink::take(int index, const float* dw, int ith, int nth) {
+    const auto i = static_cast<size_t>(index);
+    const auto& views = views_[i];
+    if (views.empty() || ith >= n_threads_) return;
+    const quant::MatrixShape shape = matrix_shape(weights_[i]);
+    const int64_t n_blocks = quant::n_row_blocks(shape);
+    const int64_t begin = n_blocks * ith / nth;
+    const int64_t end = n_blocks * (ith + 1) / nth;
+    std::vector<double> partial(static_cast<size_t>(n_blocks) * views.size());
+    quant::contract_blocks(views, dw, shape, partial.data(), nullptr, begin, end);
+    auto& sums = sums_[i][static_cast<size_t>(ith)];
+    for (int64_t block = begin; block < end; ++block) {
+        for (size_t k = 0; k < views.size(); ++k) sums[k] += partial[static_cast<size_t>(block) * views.size() + k];
+    }
+}
+
+std::vector<double> ContractSink::contraction(int index) const {
+    const auto i = static_cast<size_t>(index);
+    std::vector<double> c(views_[i].size(), 0.0);
+    for (const auto& thread : sums_[i]) {
+        for (size_t k = 0; k < c.size(); ++k) c[k] += thread[k];
+    }
+    return c;
+}
+
+MomentSums::MomentSums(const std::vector<engine::WeightInfo>& weights) : weights_(weights), counts_(weights.size(), 0) {
+    for (const engine::WeightInfo& weight : weights) sums_.emplace_back(static_cast<size_t>(weight.ne[0]), 0.0);
+}
+
+void MomentSums::take(int index, const float* x, int64_t n_columns, int64_t stride, int ith, int nth) {
+    const auto i = static_cast<size_t>(index);
+    const int64_t n = weights_[i].ne[0];
+    const int64_t begin = n * ith / nth;
+    const int64_t end = n * (ith + 1) / nth;
+    double* sums = sums_[i].data();
+    for (int64_t column = 0; column < n_columns; ++column) {
+        const float* v = x + column * stride;
+        for (int64_t j = begin; j < end; ++j) sums[j] += static_cast<double>(v[j]) * static_cast<double>(v[j]);
+    }
+    if (ith == 0) counts_[i] += n_columns;
+}
+
+void MomentSums::add(int index, std::span<const float> x) {
+    const int64_t n = weights_[static_cast<size_t>(index)].ne[0];
+    take(index, x.data(), static_cast<int64_t>(x.size()) / n, n, 0, 1);
+}
+
+}  // namespace voodoo::pipeline

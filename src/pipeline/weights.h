@@ -1,0 +1,77 @@
+// The engine's outlets over real tensors: source weights, mixtures of candidates, contractions, second moments.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <vector>
+
+#include "engine/executor.h"
+#include "gguf/reader.h"
+#include "quant/candidates.h"
+#include "quant/imatrix.h"
+
+namespace voodoo::pipeline {
+
+/// A tensor as the weighted sum of encoded candidates.
+struct Mixture {
+    std::vector<quant::CandidateView> views;
+    std::vector<float> p;
+};
+
+/// Weights from the file, some of them replaced by mixtures (by tensor name).
+class MixedWeights : public engine::WeightSource {
+public:
+    MixedWeights(const gguf::File& file, const std::vector<engine::WeightInfo>& weights, ThreadPool& pool);
+
+    /// Replaces a tensor; weights that the graph does not use are ignored.
+    void set(const std::string& name, Mixture mixture);
+    void load(int index, float* rows, float* transposed) override;
+
+private:
+    const gguf::File& file_;
+    const std::vector<engine::WeightInfo>& weights_;
+    ThreadPool& pool_;
+    std::vector<const gguf::TensorInfo*> tensors_;
+    std::map<std::string, Mixture> mixtures_;
+};
+
+quant::MatrixShape matrix_shape(const engine::WeightInfo& weight);
+
+/// c_k = <dW, W_k> for the tensors that are given, summed over all calls.
+class ContractSink : public engine::GradientSink {
+public:
+    /// n_threads: the largest nth that take() will see.
+    ContractSink(const std::vector<engine::WeightInfo>& weights, int n_threads);
+
+    void set(int index, std::vector<quant::CandidateView> views);
+    void clear();
+    void take(int index, const float* dw, int ith, int nth) override;
+    /// Sums over the threads in order.
+    std::vector<double> contraction(int index) const;
+
+private:
+    const std::vector<engine::WeightInfo>& weights_;
+    int n_threads_;
+    std::vector<std::vector<quant::CandidateView>> views_;
+    std::vector<std::vector<std::vector<double>>> sums_;  // [weight][thread][candidate]
+};
+
+/// Sums of squares of each weight's inputs, by column.
+class MomentSums : public engine::MomentSink {
+public:
+    explicit MomentSums(const std::vector<engine::WeightInfo>& weights);
+
+    void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith, int nth) override;
+    /// Adds vectors of a weight's input that the engine does not see (the head's: hidden states).
+    void add(int index, std::span<const float> x);
+
+    const std::vector<double>& sums(int index) const { return sums_[static_cast<size_t>(index)]; }
+    int64_t count(int index) const { return counts_[static_cast<size_t>(index)]; }
+
+private:
+    const std::vector<engine::WeightInfo>& weights_;
+    std::vector<std::vector<double>> sums_;
+    std::vector<int64_t> counts_;
+};
+
+}  // namespace voodoo::pipeline
