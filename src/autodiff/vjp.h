@@ -67,14 +67,13 @@ struct BackwardResult {
 };
 
 /// Walks the ancestors of the seeded outputs in reverse order and appends the gradient nodes to
-/// tape.context().
-///   forward_nodes  topological order; every node between wanted and outputs must be in it (others
-///   are ignored) seeds          (output, cotangent): cotangent F32, contiguous, of the output's
-///   shape; an output may be seeded twice wanted         leaves or inner values whose gradient must
-///   come out
-/// Only nodes between wanted and outputs are differentiated. Values with several uses are
-/// accumulated; the windows of one root (fused QKV) are gathered in one node. Throws
-/// Error(unsupported_op) that names all nodes without a rule.
+/// tape.context(). Only nodes between wanted and outputs are differentiated. Values with several
+/// uses are accumulated; the windows of one root (fused QKV) are gathered in one node.
+/// Throws Error(unsupported_op) that names all nodes without a rule, before building anything.
+/// @param forward_nodes topological order; must hold every node between wanted and outputs
+/// @param seeds (output, cotangent): cotangent F32, contiguous, of the output's shape; an output
+///     may be seeded twice
+/// @param wanted leaves or inner values whose gradients must come out
 BackwardResult backward(Tape& tape, std::span<ggml_tensor* const> forward_nodes,
                         std::span<const std::pair<ggml_tensor*, ggml_tensor*>> seeds,
                         std::span<ggml_tensor* const> wanted);

@@ -21,8 +21,7 @@ namespace {
 
 const std::string& single(const Values& values) {
     if (values.size() != 1) {
-        throw Error(ErrorKind::usage,
-                    fmt::format("takes one value, {} were given", values.size()));
+        throw Error(ErrorKind::usage, fmt::format("takes one value, {} were given", values.size()));
     }
     return values.front();
 }
@@ -79,16 +78,25 @@ std::string_view FieldInfo::placeholder() const {
     }
     switch (kind) {
         case ValueKind::path:
-        case ValueKind::path_list: return "FILE";
+        case ValueKind::path_list:
+            return "FILE";
         case ValueKind::text:
-        case ValueKind::text_list: return "NAME";
-        case ValueKind::pair_list: return "NAME=VALUE";
-        case ValueKind::integer: return "N";
-        case ValueKind::number: return "X";
-        case ValueKind::size: return "SIZE";
-        case ValueKind::on_off: return "on|off";
-        case ValueKind::choice: return "WORD";
-        case ValueKind::flag: return "";
+        case ValueKind::text_list:
+            return "NAME";
+        case ValueKind::pair_list:
+            return "NAME=VALUE";
+        case ValueKind::integer:
+            return "N";
+        case ValueKind::number:
+            return "X";
+        case ValueKind::size:
+            return "SIZE";
+        case ValueKind::on_off:
+            return "on|off";
+        case ValueKind::choice:
+            return "WORD";
+        case ValueKind::flag:
+            return "";
     }
     return "";
 }
@@ -97,7 +105,8 @@ std::string FieldInfo::default_text() const {
     if (!default_note.empty()) {
         return std::string(default_note);
     }
-    return kind == ValueKind::flag ? std::string() : fmt::format("{}", fmt::join(default_values, ","));
+    return kind == ValueKind::flag ? std::string()
+                                   : fmt::format("{}", fmt::join(default_values, ","));
 }
 
 Values format_values(const std::filesystem::path& x) {

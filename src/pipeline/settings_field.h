@@ -1,5 +1,6 @@
-// How one option is declared: its names, unit, help and the member that holds it. The command line, the TOML reader and
-// writer, the help texts and the documentation are all derived from tables of these; nothing is listed twice.
+// How one option is declared: its names, unit, help and the member that holds it. The command line,
+// the TOML reader and writer, the help texts and the documentation are all derived from tables of
+// these; nothing is listed twice.
 #pragma once
 
 #include <cstdint>
@@ -50,18 +51,18 @@ using Values = std::vector<std::string>;
 
 /// What does not depend on the struct that holds the option. Views are of string literals.
 struct FieldInfo {
-    std::string_view name{};                 ///< "max-encode-ns"
-    std::vector<std::string_view> aliases{}; ///< one letter: short option
-    std::string_view key{};                  ///< "candidates.max_encode_ns"; empty: command line only
+    std::string_view name{};                  ///< "max-encode-ns"
+    std::vector<std::string_view> aliases{};  ///< one letter: short option
+    std::string_view key{};  ///< "candidates.max_encode_ns"; empty: command line only
     CommandSet commands = 0;
-    bool positional = false;       ///< may be given without its name
+    bool positional = false;  ///< may be given without its name
     ValueKind kind = ValueKind::text;
-    std::string_view value{};      ///< what stands for the value in help: "FILE"; empty: by kind
+    std::string_view value{};  ///< what stands for the value in help: "FILE"; empty: by kind
     std::string_view unit{};
     std::string_view help{};
-    std::string_view example{};      ///< value in the example config where there is no default, as TOML
-    std::string_view default_note{}; ///< what happens without it, where its default is empty or 0
-    Values default_values{};         ///< of a default-constructed struct; filled in by make_field
+    std::string_view example{};  ///< value in the example config where there is no default, as TOML
+    std::string_view default_note{};  ///< what happens without it, where its default is empty or 0
+    Values default_values{};          ///< of a default-constructed struct; filled in by make_field
 
     bool used_by(Command command) const { return (commands & bit(command)) != 0; }
     /// Word that stands for the value in help, e.g. "FILE".
@@ -77,11 +78,13 @@ struct Field : FieldInfo {
     void (*set)(Target&, ValueKind, const Values&) = nullptr;
 
     Values values(const Target& target) const { return get(target); }
-    /// Throws Error(usage) saying what is wrong with the values; without `where`, which the caller knows.
+    /// Throws Error(usage) saying what is wrong with the values; without `where`, which the caller
+    /// knows.
     void assign(Target& target, const Values& values) const { set(target, kind, values); }
 };
 
-// Conversions, one overload per type that an option may have. Each parse_values throws Error(usage).
+// Conversions, one overload per type that an option may have. Each parse_values throws
+// Error(usage).
 Values format_values(const std::filesystem::path& x);
 Values format_values(const std::string& x);
 Values format_values(const std::vector<std::filesystem::path>& x);
@@ -117,7 +120,8 @@ void parse_values(std::optional<T>& x, ValueKind kind, const Values& values) {
     x = value;
 }
 
-/// Declares an option: `Access` is a lambda without captures that returns a reference to the member.
+/// Declares an option: `Access` is a lambda without captures that returns a reference to the
+/// member.
 template <class Target, class Access>
 Field<Target> make_field(FieldInfo info, Access) {
     static_assert(std::is_empty_v<Access>);

@@ -22,7 +22,8 @@ void add(Table& table, FieldInfo info, Access access) {
 }
 
 void add_files(Table& t) {
-    add(t,
+    add(
+        t,
         {.name = "model",
          .key = "files.model",
          .commands = kLearn | kData | kExport | kInspect | kDoctor,
@@ -31,7 +32,8 @@ void add_files(Table& t) {
          .help = "source model: GGUF in BF16, F16, F32 or Q8_0; of a split one, the first file",
          .example = "\"model.gguf\""},
         [](auto& s) -> auto& { return s.model; });
-    add(t,
+    add(
+        t,
         {.name = "output",
          .aliases = {"o"},
          .key = "files.output",
@@ -40,21 +42,24 @@ void add_files(Table& t) {
          .help = "GGUF to write; appears under this name only when it is complete",
          .example = "\"out.gguf\""},
         [](auto& s) -> auto& { return s.output; });
-    add(t,
+    add(
+        t,
         {.name = "run",
          .aliases = {"run-dir", "output-dir"},
          .key = "files.run_dir",
          .commands = kLearn | kData | kExport,
          .kind = ValueKind::path,
          .value = "DIR",
-         .help = "run directory: every stage leaves its result there, and a killed run continues from it",
+         .help = "run directory: every stage leaves its result there, and a killed run continues "
+                 "from it",
          .example = "\"out.gguf.run\"",
          .default_note = "<output>.run, or <model>.run"},
         [](auto& s) -> auto& { return s.run_dir; });
 }
 
 void add_target(Table& t) {
-    add(t,
+    add(
+        t,
         {.name = "size",
          .key = "target.size",
          .commands = kLearn | kInspect,
@@ -63,7 +68,8 @@ void add_target(Table& t) {
          .help = "largest size of the whole file; this or --bpw",
          .example = "\"4.2GiB\""},
         [](auto& s) -> auto& { return s.size_bytes; });
-    add(t,
+    add(
+        t,
         {.name = "bpw",
          .key = "target.bpw",
          .commands = kLearn | kInspect,
@@ -76,7 +82,8 @@ void add_target(Table& t) {
 
 void add_data(Table& t) {
     constexpr CommandSet commands = kLearn | kData;
-    add(t,
+    add(
+        t,
         {.name = "text",
          .key = "data.text",
          .commands = commands,
@@ -86,7 +93,8 @@ void add_data(Table& t) {
          .example = "[\"train.txt\"]",
          .default_note = "the model writes its own text"},
         [](auto& s) -> auto& { return s.text; });
-    add(t,
+    add(
+        t,
         {.name = "imatrix",
          .key = "data.imatrix",
          .commands = commands | kInspect,
@@ -95,7 +103,8 @@ void add_data(Table& t) {
          .example = "\"imatrix.gguf\"",
          .default_note = "computed from the calibration tokens"},
         [](auto& s) -> auto& { return s.imatrix; });
-    add(t,
+    add(
+        t,
         {.name = "tokens",
          .key = "data.tokens",
          .commands = commands,
@@ -103,7 +112,8 @@ void add_data(Table& t) {
          .unit = "tokens",
          .help = "calibration tokens, each used once; rounded down to whole chunks"},
         [](auto& s) -> auto& { return s.n_tokens; });
-    add(t,
+    add(
+        t,
         {.name = "valid-tokens",
          .key = "data.valid_tokens",
          .commands = commands,
@@ -111,7 +121,8 @@ void add_data(Table& t) {
          .unit = "tokens",
          .help = "tokens set apart for the closing comparison, never trained on"},
         [](auto& s) -> auto& { return s.n_valid_tokens; });
-    add(t,
+    add(
+        t,
         {.name = "chunk-len",
          .key = "data.chunk_len",
          .commands = commands,
@@ -123,7 +134,8 @@ void add_data(Table& t) {
 
 void add_candidates(Table& t) {
     constexpr CommandSet commands = kLearn | kInspect;
-    add(t,
+    add(
+        t,
         {.name = "types",
          .key = "candidates.types",
          .commands = commands,
@@ -133,7 +145,8 @@ void add_candidates(Table& t) {
          .example = "[\"Q3_K\", \"Q4_K\", \"Q6_K\"]",
          .default_note = "all that pay"},
         [](auto& s) -> auto& { return s.types; });
-    add(t,
+    add(
+        t,
         {.name = "tensor",
          .key = "candidates.tensor",
          .commands = commands,
@@ -142,7 +155,8 @@ void add_candidates(Table& t) {
          .help = "give this tensor this type; may be repeated",
          .example = "[\"output.weight=Q6_K\"]"},
         [](auto& s) -> auto& { return s.tensor_types; });
-    add(t,
+    add(
+        t,
         {.name = "keep",
          .key = "candidates.keep",
          .commands = commands,
@@ -150,20 +164,24 @@ void add_candidates(Table& t) {
          .help = "leave this tensor as it is in the source; may be repeated",
          .example = "[\"token_embd.weight\"]"},
         [](auto& s) -> auto& { return s.keep; });
-    add(t,
+    add(
+        t,
         {.name = "max-encode-ns",
          .key = "candidates.max_encode_ns",
          .commands = commands,
          .kind = ValueKind::number,
          .unit = "ns per weight",
-         .help = "leave out types whose encoder is slower than this on one core, unless --types names them"},
+         .help = "leave out types whose encoder is slower than this on one core, unless --types "
+                 "names them"},
         [](auto& s) -> auto& { return s.max_encode_ns; });
-    add(t,
+    add(
+        t,
         {.name = "ggml-lib",
          .key = "candidates.ggml_lib",
          .commands = kLearn | kExport | kInspect | kDoctor,
          .kind = ValueKind::path,
-         .help = "libggml-base whose encoders produce the bytes; the environment variable VOODOO_GGML_LIB "
+         .help = "libggml-base whose encoders produce the bytes; the environment variable "
+                 "VOODOO_GGML_LIB "
                  "sets it too",
          .example = "\"libggml-base.so\"",
          .default_note = "the one that is linked"},
@@ -174,16 +192,24 @@ template <class Access>
 void add_gate_number(Table& t, std::string_view name, std::string_view key, std::string_view unit,
                      std::string_view help, Access access) {
     add(t,
-        {.name = name, .key = key, .commands = kLearn, .kind = ValueKind::number, .unit = unit, .help = help},
+        {.name = name,
+         .key = key,
+         .commands = kLearn,
+         .kind = ValueKind::number,
+         .unit = unit,
+         .help = help},
         access);
 }
 
 void add_gates(Table& t) {
-    add_gate_number(t, "lambda", "gates.lambda", "", "weight of KL(teacher || student) in the loss",
-                    [](auto& s) -> auto& { return s.gates.lambda_kl; });
-    add_gate_number(t, "ce-weight", "gates.ce_weight", "", "weight of the cross-entropy in the loss",
-                    [](auto& s) -> auto& { return s.gates.ce_weight; });
-    add(t,
+    add_gate_number(
+        t, "lambda", "gates.lambda", "", "weight of KL(teacher || student) in the loss",
+        [](auto& s) -> auto& { return s.gates.lambda_kl; });
+    add_gate_number(
+        t, "ce-weight", "gates.ce_weight", "", "weight of the cross-entropy in the loss",
+        [](auto& s) -> auto& { return s.gates.ce_weight; });
+    add(
+        t,
         {.name = "tokens-per-step",
          .key = "gates.tokens_per_step",
          .commands = kLearn,
@@ -191,11 +217,14 @@ void add_gates(Table& t) {
          .unit = "tokens",
          .help = "tokens of one optimizer step"},
         [](auto& s) -> auto& { return s.tokens_per_step; });
-    add_gate_number(t, "tau-start", "gates.tau_start", "gate units", "softmax temperature of the first step",
-                    [](auto& s) -> auto& { return s.gates.tau_start; });
-    add_gate_number(t, "tau-end", "gates.tau_end", "gate units", "softmax temperature of the last step",
-                    [](auto& s) -> auto& { return s.gates.tau_end; });
-    add(t,
+    add_gate_number(
+        t, "tau-start", "gates.tau_start", "gate units", "softmax temperature of the first step",
+        [](auto& s) -> auto& { return s.gates.tau_start; });
+    add_gate_number(
+        t, "tau-end", "gates.tau_end", "gate units", "softmax temperature of the last step",
+        [](auto& s) -> auto& { return s.gates.tau_end; });
+    add(
+        t,
         {.name = "tau-schedule",
          .key = "gates.tau_schedule",
          .commands = kLearn,
@@ -203,46 +232,59 @@ void add_gates(Table& t) {
          .value = "constant|linear|exponential",
          .help = "how the temperature goes from its first value to its last"},
         [](auto& s) -> auto& { return s.gates.tau_schedule; });
-    add_gate_number(t, "lr", "gates.lr", "gate units", "learning rate: Adam's step",
-                    [](auto& s) -> auto& { return s.gates.lr; });
-    add_gate_number(t, "lr-end-ratio", "gates.lr_end_ratio", "share of lr",
-                    "learning rate at the end of the cosine",
-                    [](auto& s) -> auto& { return s.gates.lr_end_ratio; });
-    add_gate_number(t, "warmup", "gates.warmup", "share of the steps",
-                    "part of the run in which the learning rate rises linearly from 0",
-                    [](auto& s) -> auto& { return s.gates.warmup_share; });
-    add_gate_number(t, "beta1", "gates.beta1", "per step", "Adam: decay of the gradient's mean",
-                    [](auto& s) -> auto& { return s.gates.beta1; });
-    add_gate_number(t, "beta2", "gates.beta2", "per step", "Adam: decay of the gradient's second moment",
-                    [](auto& s) -> auto& { return s.gates.beta2; });
-    add_gate_number(t, "epsilon", "gates.epsilon", "nats per gate unit",
-                    "Adam: added to the root of the second moment",
-                    [](auto& s) -> auto& { return s.gates.epsilon; });
-    add_gate_number(t, "penalty", "gates.penalty", "nats",
-                    "price of the squared relative size error beyond the dead zone",
-                    [](auto& s) -> auto& { return s.gates.penalty_weight; });
-    add_gate_number(t, "dead-zone", "gates.dead_zone", "share of the size",
-                    "relative error of the expected size that costs nothing",
-                    [](auto& s) -> auto& { return s.gates.dead_zone; });
-    add_gate_number(t, "score-decay", "gates.score_decay", "per step",
-                    "decay of the accumulated first-order scores",
-                    [](auto& s) -> auto& { return s.gates.score_decay; });
-    add_gate_number(t, "logit-range", "gates.logit_range", "tau-end",
-                    "a gate stays within this range of its tensor's largest, so that every type keeps "
-                    "receiving gradient",
-                    [](auto& s) -> auto& { return s.gates.logit_range; });
+    add_gate_number(
+        t, "lr", "gates.lr", "gate units", "learning rate: Adam's step",
+        [](auto& s) -> auto& { return s.gates.lr; });
+    add_gate_number(
+        t, "lr-end-ratio", "gates.lr_end_ratio", "share of lr",
+        "learning rate at the end of the cosine",
+        [](auto& s) -> auto& { return s.gates.lr_end_ratio; });
+    add_gate_number(
+        t, "warmup", "gates.warmup", "share of the steps",
+        "part of the run in which the learning rate rises linearly from 0",
+        [](auto& s) -> auto& { return s.gates.warmup_share; });
+    add_gate_number(
+        t, "beta1", "gates.beta1", "per step", "Adam: decay of the gradient's mean",
+        [](auto& s) -> auto& { return s.gates.beta1; });
+    add_gate_number(
+        t, "beta2", "gates.beta2", "per step", "Adam: decay of the gradient's second moment",
+        [](auto& s) -> auto& { return s.gates.beta2; });
+    add_gate_number(
+        t, "epsilon", "gates.epsilon", "nats per gate unit",
+        "Adam: added to the root of the second moment",
+        [](auto& s) -> auto& { return s.gates.epsilon; });
+    add_gate_number(
+        t, "penalty", "gates.penalty", "nats",
+        "price of the squared relative size error beyond the dead zone",
+        [](auto& s) -> auto& { return s.gates.penalty_weight; });
+    add_gate_number(
+        t, "dead-zone", "gates.dead_zone", "share of the size",
+        "relative error of the expected size that costs nothing",
+        [](auto& s) -> auto& { return s.gates.dead_zone; });
+    add_gate_number(
+        t, "score-decay", "gates.score_decay", "per step",
+        "decay of the accumulated first-order scores",
+        [](auto& s) -> auto& { return s.gates.score_decay; });
+    add_gate_number(
+        t, "logit-range", "gates.logit_range", "tau-end",
+        "a gate stays within this range of its tensor's largest, so that every type keeps "
+        "receiving gradient",
+        [](auto& s) -> auto& { return s.gates.logit_range; });
 }
 
 void add_outcome_and_machine(Table& t) {
-    add(t,
+    add(
+        t,
         {.name = "compare",
          .key = "outcome.compare",
          .commands = kLearn,
          .kind = ValueKind::on_off,
-         .help = "measure the result against the llama.cpp preset below the size and the best mix of two types, "
+         .help = "measure the result against the llama.cpp preset below the size and the best mix "
+                 "of two types, "
                  "and export what is best"},
         [](auto& s) -> auto& { return s.compare; });
-    add(t,
+    add(
+        t,
         {.name = "split-max-size",
          .key = "outcome.split_max_size",
          .commands = kLearn | kExport,
@@ -251,14 +293,16 @@ void add_outcome_and_machine(Table& t) {
          .help = "write several files of at most this size",
          .default_note = "one file"},
         [](auto& s) -> auto& { return s.split_max_bytes; });
-    add(t,
+    add(
+        t,
         {.name = "seed",
          .key = "machine.seed",
          .commands = kLearn | kData,
          .kind = ValueKind::integer,
          .help = "seed of all random draws; the same seed and threads give the same plan"},
         [](auto& s) -> auto& { return s.seed; });
-    add(t,
+    add(
+        t,
         {.name = "threads",
          .key = "machine.threads",
          .commands = kLearn | kData | kExport | kEval | kInspect | kDoctor,
@@ -267,7 +311,8 @@ void add_outcome_and_machine(Table& t) {
          .help = "threads to compute with",
          .default_note = "all that the process may use"},
         [](auto& s) -> auto& { return s.n_threads; });
-    add(t,
+    add(
+        t,
         {.name = "memory",
          .key = "machine.memory",
          .commands = kLearn | kData | kDoctor,

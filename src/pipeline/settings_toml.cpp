@@ -11,7 +11,7 @@
 namespace voodoo::pipeline {
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string toml_string(std::string_view text) {
     std::string result = "\"";
     for (const char c : text) {
         const auto code = static_cast<unsigned char>(c);
@@ -31,7 +31,7 @@ std::string toml_value(ValueKind kind, const Values& values) {
     if (is_list(kind)) {
         std::string list;
         for (const std::string& value : values) {
-            list += (list.empty() ? "" : ", ") + quoted(value);
+            list += (list.empty() ? "" : ", ") + toml_string(value);
         }
         return "[" + list + "]";
     }
@@ -39,33 +39,44 @@ std::string toml_value(ValueKind kind, const Values& values) {
     switch (kind) {
         case ValueKind::integer:
         case ValueKind::size: {
-            // TOML's integers are signed; a larger one is written as a string, which the reader takes too.
+            // TOML's integers are signed; a larger one is written as a string, which the reader
+            // takes too.
             int64_t fits = 0;
             const auto code = std::from_chars(value.data(), value.data() + value.size(), fits).ec;
-            return code == std::errc() ? value : quoted(value);
+            return code == std::errc() ? value : toml_string(value);
         }
-        case ValueKind::number: return value;
-        case ValueKind::on_off: return value == "on" ? "true" : "false";
-        default: return quoted(value);
+        case ValueKind::number:
+            return value;
+        case ValueKind::on_off:
+            return value == "on" ? "true" : "false";
+        default:
+            return toml_string(value);
     }
 }
 
 std::string_view expected(ValueKind kind) {
     switch (kind) {
-        case ValueKind::integer: return "a whole number";
-        case ValueKind::number: return "a number";
-        case ValueKind::size: return "a number of bytes or a string such as \"4.2GiB\"";
-        case ValueKind::on_off: return "true or false";
+        case ValueKind::integer:
+            return "a whole number";
+        case ValueKind::number:
+            return "a number";
+        case ValueKind::size:
+            return "a number of bytes or a string such as \"4.2GiB\"";
+        case ValueKind::on_off:
+            return "true or false";
         case ValueKind::path_list:
         case ValueKind::text_list:
-        case ValueKind::pair_list: return "a string or an array of strings";
-        default: return "a string";
+        case ValueKind::pair_list:
+            return "a string or an array of strings";
+        default:
+            return "a string";
     }
 }
 
 /// One TOML value as text; throws Error(usage) if its type does not suit the kind.
 std::string scalar_text(ValueKind kind, const toml::node& node) {
-    const bool numeric = kind == ValueKind::integer || kind == ValueKind::number || kind == ValueKind::size;
+    const bool numeric =
+        kind == ValueKind::integer || kind == ValueKind::number || kind == ValueKind::size;
     if (const auto* text = node.as_string()) {
         return text->get();
     }
@@ -138,7 +149,9 @@ private:
             known.emplace_back(field.key);
         }
         const std::string nearest = nearest_name(key, known);
-        report(key, node, nearest.empty() ? "unknown key" : fmt::format("unknown key, did you mean {}?", nearest));
+        report(key, node,
+               nearest.empty() ? "unknown key"
+                               : fmt::format("unknown key, did you mean {}?", nearest));
     }
 
     void report(const std::string& key, const toml::node& node, std::string_view what) {
@@ -173,7 +186,8 @@ std::string settings_to_toml(const Settings& settings) {
             section = section_of(field.key);
             text += fmt::format("[{}]\n", section);
         }
-        text += fmt::format("{} = {}\n", field.key.substr(section.size() + 1), toml_value(field.kind, values));
+        text += fmt::format("{} = {}\n", field.key.substr(section.size() + 1),
+                            toml_value(field.kind, values));
     }
     return text;
 }
@@ -200,9 +214,11 @@ Settings settings_from_toml(std::string_view text, std::string_view where) {
 
 std::string example_toml() {
     std::string text =
-        "# All settings with their defaults. Generated from the option table: `voodoo --print-docs toml`.\n"
+        "# All settings with their defaults. Generated from the option table: `voodoo --print-docs "
+        "toml`.\n"
         "# Use: voodoo quantize --config FILE.toml; the command line overrides the file.\n"
-        "# Keys that begin with # have no default. Relative paths start at the working directory.\n";
+        "# Keys that begin with # have no default. Relative paths start at the working "
+        "directory.\n";
     for (const SettingsSection& section : settings_sections()) {
         text += fmt::format("\n# {}\n[{}]\n", section.title, section.name);
         for (const Field<Settings>& field : settings_table()) {
@@ -212,10 +228,12 @@ std::string example_toml() {
             const std::string_view key = field.key.substr(section.name.size() + 1);
             text += fmt::format("# {}", field.help);
             text += field.unit.empty() ? "" : fmt::format(" [{}]", field.unit);
-            text += field.default_note.empty() ? "" : fmt::format("; default: {}", field.default_note);
-            text += field.default_values.empty()
-                        ? fmt::format("\n# {} = {}\n", key, field.example)
-                        : fmt::format("\n{} = {}\n", key, toml_value(field.kind, field.default_values));
+            text +=
+                field.default_note.empty() ? "" : fmt::format("; default: {}", field.default_note);
+            text +=
+                field.default_values.empty()
+                    ? fmt::format("\n# {} = {}\n", key, field.example)
+                    : fmt::format("\n{} = {}\n", key, toml_value(field.kind, field.default_values));
         }
     }
     return text;

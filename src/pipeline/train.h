@@ -6,6 +6,7 @@
 
 #include "engine/loss.h"
 #include "pipeline/candidates.h"
+#include "pipeline/weights.h"
 #include "search/gates.h"
 
 namespace voodoo::pipeline {

@@ -13,8 +13,9 @@ struct TensorCheck {
     std::string name;
     double analytic = 0;
     double numeric = 0;
-    double numeric_spread = 0;  ///< of the two steps of the numeric estimate, relative
-    double error = 0;           ///< |analytic - numeric| / max(|numeric|, floor)
+    double noise = 0;       ///< of the numeric derivative, from the rounding of F32 logits, relative
+    double difference = 0;  ///< |analytic - numeric| / |numeric|
+    double error = 0;       ///< the part of `difference` that three times the noise does not explain
 };
 
 struct ModelCheck {

@@ -1,15 +1,21 @@
-/// Binary and simple elementwise ops. src1 of the binary ops repeats over any dims; its gradient is
-/// summed back.
+/// Binary and simple elementwise ops. src1 of the binary ops repeats over any dims; its gradient
+/// is summed back ("reduce").
 ///
-/// ADD  y = a + b        a_grad = out_grad                 b_grad = reduce(out_grad)
-/// SUB  y = a - b        a_grad = out_grad                 b_grad = -reduce(out_grad)
-/// MUL  y = a b          a_grad = out_grad b               b_grad = reduce(out_grad a)
-/// DIV  y = a / b        a_grad = out_grad / b             b_grad = -reduce(out_grad y) / b
-/// ADD1 y = a + b[0]     a_grad = out_grad                 b_grad = sum(out_grad)
+/// ADD   y = a + b       a_grad = out_grad        b_grad = reduce(out_grad)
+/// SUB   y = a - b       a_grad = out_grad        b_grad = -reduce(out_grad)
+/// MUL   y = a b         a_grad = out_grad b      b_grad = reduce(out_grad a)
+/// DIV   y = a / b       a_grad = out_grad / b    b_grad = -reduce(out_grad a / b) / b
+/// ADD1  y = a + b[0]    a_grad = out_grad        b_grad = sum(out_grad)
+///
 /// SCALE y = s a + c     a_grad = s out_grad
-/// SQR 2 a out_grad | SQRT out_grad / (2 y) | LOG out_grad / a | SIN out_grad cos a | COS -out_grad
-/// sin a CLAMP y = min(max(a, lo), hi)    a_grad = out_grad [lo < a < hi] LEAKY_RELU slope s a_grad
-/// = out_grad (a > 0 ? 1 : s) Checked in tests/autodiff/gradcheck/elementwise_cases.cpp
+/// SQR   y = a^2         a_grad = 2 a out_grad
+/// SQRT  y = sqrt(a)     a_grad = out_grad / (2 y)
+/// LOG   y = log(a)      a_grad = out_grad / a
+/// SIN   y = sin(a)      a_grad = out_grad cos(a)
+/// COS   y = cos(a)      a_grad = -out_grad sin(a)
+/// CLAMP y = min(max(a, lo), hi)              a_grad = out_grad [lo < a < hi]
+/// LEAKY_RELU y = a > 0 ? a : s a             a_grad = out_grad (a > 0 ? 1 : s)
+/// Needs: a, b. Checked in tests/autodiff/gradcheck/elementwise_cases.cpp
 #include "autodiff/rules/params.h"
 #include "autodiff/rules/rules.h"
 

@@ -1,5 +1,5 @@
-/// GLU  y = f(a) h(b); a, b are src[0], src[1], or the halves of src[0] over ne0 (swapped: b
-/// first).
+/// GLU  y = f(a) h(b), where a, b are src[0], src[1], or the halves of src[0] over ne0 (swapped:
+/// b comes first).
 ///   a_grad = out_grad h(b) f'(a)       b_grad = out_grad f(a) h'(b)
 /// REGLU, GEGLU, SWIGLU, GEGLU_ERF, GEGLU_QUICK: h(b) = b, f the UNARY function of that name.
 /// SWIGLU_OAI   f(a) = u sigmoid(alpha u), u = min(a, limit);   h(b) = 1 + clamp(b, -limit, limit)

@@ -1,12 +1,14 @@
-/// MUL_MAT  y[m, n, b2, b3] = sum_k a[k, m, b2 / r2, b3 / r3] b[k, n, b2, b3]    (a repeated r2, r3
-/// times, as in GQA)
+/// MUL_MAT  y[m, n, b2, b3] = sum_k a[k, m, b2 / r2, b3 / r3] b[k, n, b2, b3]
+/// (a repeats r2, r3 times over the outer dims, as keys do in GQA)
 ///   b_grad = mul_mat(a^T, out_grad)
 ///   a_grad = mul_mat(b^T, out_grad^T), summed over the r2 r3 repeats
-/// Both are ggml_mul_mat on transposed copies (never out_prod, which is several times slower on the
-/// CPU). The sum over repeats costs nothing: the r repeats follow n in memory, so b and out_grad
-/// are reshaped to [., n r] first. a may be a weight of any type: the transposed_weight hook is
-/// asked first, else a is dequantized to F32. Needs: a, b. Checked in
-/// tests/autodiff/gradcheck/matmul_cases.cpp
+///
+/// Both are ggml_mul_mat on transposed copies (never out_prod, which is several times slower on
+/// the CPU). The sum over repeats costs nothing: the r repeats follow n in memory, so b and
+/// out_grad are reshaped to [., n r] first.
+/// a may be a weight of any type: the transposed_weight hook is asked first, else a is
+/// dequantized to F32.
+/// Needs: a, b. Checked in tests/autodiff/gradcheck/matmul_cases.cpp
 #include "autodiff/rules/rules.h"
 
 namespace voodoo::autodiff::rules {

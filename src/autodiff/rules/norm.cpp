@@ -1,12 +1,15 @@
-/// Normalisations over ne0 (GROUP_NORM: over groups of channels). mean() is over the normalised
-/// elements, r the row.
+/// Normalisations over ne0; mean() and sum() are over ne0.
 ///
-/// NORM     y = (x - mean x) / s, s = sqrt(var x + eps)    x_grad = (out_grad - mean out_grad - y
-/// mean(y out_grad)) / s RMS_NORM y = x / s, s = sqrt(mean x^2 + eps)            x_grad = (out_grad
-/// - x mean(x out_grad) / s^2) / s L2_NORM  y = x / s, s = max(|x|, eps)                   x_grad =
-/// (out_grad - [|x| > eps] y sum(y out_grad)) / s GROUP_NORM is NORM on [ne0 ne1 c, groups], c
-/// channels a group. Needs: x (the statistics are recomputed: cheaper than keeping them). Checked
-/// in tests/autodiff/gradcheck/norm_cases.cpp
+/// NORM      y = (x - mean x) / s,  s = sqrt(var x + eps)
+///   x_grad = (out_grad - mean(out_grad) - y mean(y out_grad)) / s
+/// RMS_NORM  y = x / s,  s = sqrt(mean x^2 + eps)
+///   x_grad = (out_grad - y mean(y out_grad)) / s
+/// L2_NORM   y = x / s,  s = max(|x|, eps)
+///   x_grad = (out_grad - [|x| > eps] y sum(y out_grad)) / s
+/// GROUP_NORM is NORM on x reshaped to [ne0 ne1 c, groups], c channels a group; refused where the
+/// last group is smaller.
+/// Needs: x (the statistics are recomputed: cheaper than keeping them).
+/// Checked in tests/autodiff/gradcheck/norm_cases.cpp
 #include <cmath>
 #include <limits>
 

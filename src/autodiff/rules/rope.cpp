@@ -1,7 +1,7 @@
 /// ROPE (all modes): y = R x, R a rotation of pairs times the YaRN magnitude m, identity on the
 /// channels left alone.
-///   x_grad = R^T out_grad: the same node with the sine negated, which is ggml's ROPE_BACK with the
-///   same op_params (mode, sections, offset, YaRN factors), positions and frequency factors.
+///   x_grad = R^T out_grad: the same node with the sine negated, which is ggml's ROPE_BACK with
+///   the same op_params (mode, sections, offset, YaRN), positions and frequency factors.
 /// ROPE_BACK itself: x_grad = R out_grad.
 /// Constant: positions, frequency factors (refused if they want a gradient). Needs: nothing.
 /// Checked in tests/autodiff/gradcheck/rope_cases.cpp

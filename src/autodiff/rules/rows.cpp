@@ -1,11 +1,12 @@
 /// Rows picked and written by index; index tensors are [n, b2, b3], I32 or I64.
 ///
-/// GET_ROWS y[., i, b2, b3] = a[., idx[i, b2, b3], b2, b3]     a_grad = sum of the out_grad rows
-/// that were read from it SET_ROWS y = base, but y[., idx[i, .., ..], b2, b3] = b[., i, b2, b3]
-/// (idx repeats over b2, b3)
-///   b_grad    = the rows of out_grad at idx (which must not repeat an index: then ggml's own
-///   result is undefined) base_grad = out_grad with those rows zeroed
-/// Checked in tests/autodiff/gradcheck/row_cases.cpp
+/// GET_ROWS  y[., i, b2, b3] = a[., idx[i, b2, b3], b2, b3]
+///   a_grad = sum of the out_grad rows that were read from each row of a
+/// SET_ROWS  y = base, but y[., idx[i, b2, b3], b2, b3] = b[., i, b2, b3]  (idx repeats over b2,
+/// b3)
+///   b_grad    = the rows of out_grad at idx (no index twice: ggml's own result is undefined then)
+///   base_grad = out_grad with those rows zeroed
+/// Needs: idx. Checked in tests/autodiff/gradcheck/row_cases.cpp
 #include <cstring>
 
 #include "autodiff/kernels.h"

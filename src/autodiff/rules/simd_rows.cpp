@@ -1,4 +1,4 @@
-// Vectorised row loops.
+// Vectorised row loops. Not templates or inline: target_clones needs plain functions.
 #include "autodiff/rules/simd_rows.h"
 
 #include <cstring>

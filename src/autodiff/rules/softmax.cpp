@@ -1,7 +1,8 @@
 /// SOFT_MAX over ne0:  y = softmax(s x + slope_h mask), with an optional sink logit z_h per head
-/// (dim 2) that takes probability p_z = 1 - sum_ne0 y but has no output:
-///   x_grad = s y (out_grad - d),  d = sum_ne0(y out_grad)         (the same with and without sink,
-///   mask and ALiBi) z_grad = - sum over rows of head h of p_z d
+/// (dim 2) that takes probability p_z = 1 - sum_ne0 y but has no output.
+///   d      = sum_ne0(y out_grad)
+///   x_grad = s y (out_grad - d)      (with or without sink, mask and ALiBi)
+///   z_grad = -sum of p_z d over the rows of head h
 /// Constant: mask (refused if it wants a gradient). Needs: y.
 ///
 /// DIAG_MASK_INF, DIAG_MASK_ZERO  keep x where i0 <= n_past + i1:  x_grad = out_grad there, else 0

@@ -1,9 +1,8 @@
-/// UNARY y = f(x), elementwise:  x_grad = out_grad f'(x). f' for each sub-op stands in
-/// activations.cpp.
-///   GELU and GELU_QUICK: f' of the exact function; ggml's CPU forward reads a table rounded to
-///   F16.
-/// Needs: x (TANH, SIGMOID, EXP: y). SGN, STEP, FLOOR, CEIL, ROUND, TRUNC are piecewise constant:
-/// the registry stops the gradient there. Checked in tests/autodiff/gradcheck/activation_cases.cpp
+/// UNARY y = f(x), elementwise:  x_grad = out_grad f'(x). Each f' stands in activations.cpp.
+/// GELU and GELU_QUICK: f' of the exact function, though ggml's CPU forward reads an F16 table.
+/// Needs: x (TANH, SIGMOID, EXP: y).
+/// SGN, STEP, FLOOR, CEIL, ROUND, TRUNC are piecewise constant: the registry stops the gradient.
+/// Checked in tests/autodiff/gradcheck/activation_cases.cpp
 #include <algorithm>
 
 #include "autodiff/kernels.h"

@@ -1,21 +1,19 @@
 /// Ops that only move elements; each gradient moves them back.
 ///
-/// CPY, DUP, CONT   y = x in another layout, shape or float type   x_grad = out_grad in x's shape
-/// RESHAPE          x_grad = out_grad reshaped
-/// PERMUTE          x_grad = inverse permutation of out_grad       TRANSPOSE its own inverse
-/// VIEW             y = strided window of the contiguous src[0]    x_grad = out_grad at the
-/// window's place, 0 elsewhere
-///                  (a window that covers all of src[0] is only a permutation; several windows of
-///                  one root are gathered in one node)
-/// PAD              x_grad = the window of out_grad that x fills
-/// TRI              keeps a triangle: x_grad = the same triangle of out_grad
-/// CONCAT           x_grads = the two windows of out_grad
+/// CPY, DUP, CONT  y = x in another layout, shape or float type: x_grad = out_grad in x's shape
+/// RESHAPE         x_grad = out_grad reshaped
+/// PERMUTE         x_grad = inverse permutation of out_grad; TRANSPOSE is its own inverse
+/// VIEW            y = strided window of the contiguous src[0]:
+///                 x_grad = out_grad at the window's place, 0 elsewhere. A window that covers all
+///                 of src[0] is only a permutation; windows of one root are gathered in one node.
+/// PAD             x_grad = the window of out_grad that x fills
+/// TRI             keeps a triangle: x_grad = the same triangle of out_grad
+/// CONCAT          x_grads = the two windows of out_grad
 /// Constant: the destination of CPY (its old values are gone). Refused: windows whose elements
 /// overlap (stride 0 included), windows of a non-contiguous or non-F32 source, circular padding.
-/// Checked in tests/autodiff/gradcheck/view_cases.cpp
+/// Needs: nothing. Checked in tests/autodiff/gradcheck/view_cases.cpp
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <vector>
 
 #include "autodiff/kernels.h"

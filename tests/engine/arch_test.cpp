@@ -1,0 +1,124 @@
+// Every architecture that llama.cpp's own test-llama-archs generates: captured, replayed, differentiated, and compared with
+// llama.cpp; or refused by the audit with every op that is missing.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+
+#include "engine/audit.h"
+#include "engine/whole_model.h"
+
+namespace voodoo::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Tolerances, with their reasons.
+constexpr double kReplayTolerance = 1e-4;        // F32; the same kernels in the same order give 0 in practice
+constexpr double kExactGeluTolerance = 5e-3;     // llama.cpp's GELU reads a table indexed by an F16 number (11 bits)
+constexpr double kGradientTolerance = 1e-2;      // beyond the noise of the numeric derivative: curvature and kinks (RELU, CLAMP)
+constexpr double kMedianGradientTolerance = 1e-3;  // most directions are not disturbed: a wrong rule can't hide in the one above
+constexpr double kVacuousNoise = 8e-2;           // the numeric derivative itself is not known better: nothing was checked
+
+constexpr double kClampTolerance = 5e-2;         // olmo clamps q, k and v to +-1, here a fifth of their deviation: kinks everywhere
+
+/// The dense attention models: no MUL_MAT_ID, SSM, convolution, linear attention or indexer.
+constexpr const char* kDense[] = {
+    "arcee",    "baichuan",     "bloom",     "chatglm",  "codeshell", "cogvlm",    "cohere2",    "command-r",  "deci",      "dream",
+    "exaone",   "exaone4",      "falcon",    "gemma",    "gemma2",    "gemma3",    "glm4",       "gpt2",       "gptneox",   "granite",
+    "granite_swa", "granitehybrid", "granitemoe", "hrm_text", "hunyuan-dense", "hunyuan_vl", "internlm2", "jais", "jais2", "llada",
+    "llama",    "maincoder",    "minicpm",   "minicpm3", "mistral3",  "mpt",       "muse-glimmer", "nanbeige", "nemotron",  "olmo",
+    "olmo2",    "openelm",      "orion",     "pangu-embedded", "phi2", "phi3",     "plamo",      "plamo3",     "pockettts", "qwen",
+    "qwen2",    "qwen2vl",      "qwen3",     "qwen3tts", "qwen3vl",   "refact",    "seed_oss",   "smollm3",    "spark2_5",  "stablelm",
+    "starcoder", "starcoder2",  "talkie",    "xverse"};
+
+/// llama.cpp itself ends the process when it decodes this one with F32 caches and flash attention off.
+const std::set<std::string> kNotCapturable = {"hy_v4-moe.gguf"};
+
+class ArchTest : public testing::Test {
+protected:
+    static void SetUpTestSuite() {
+        folder_ = fs::temp_directory_path() / ("voodoo_archs_" + std::to_string(::getpid()));
+        fs::create_directories(folder_);
+        // -d 0.3: weights large enough for gradients above the rounding of the logits.
+        const std::string command = std::string(VOODOO_LLAMA_BIN) + "/test-llama-archs -d 0.3 -s 7 -o '" + folder_.string() + "' > /dev/null 2>&1";
+        ASSERT_EQ(std::system(command.c_str()), 0) << command;
+    }
+    static void TearDownTestSuite() { fs::remove_all(folder_); }
+
+    static fs::path folder_;
+};
+fs::path ArchTest::folder_;
+
+double median_error(const ModelCheck& check) {
+    std::vector<double> errors;
+    for (const TensorCheck& tensor : check.tensors) errors.push_back(tensor.difference);
+    std::sort(errors.begin(), errors.end());
+    return errors.empty() ? INFINITY : errors[errors.size() / 2];
+}
+
+void expect_good(const ModelCheck& check) {
+    const double tolerance = check.file.starts_with("olmo-") ? kClampTolerance : kGradientTolerance;
+    EXPECT_TRUE(check.unsupported.empty()) << describe(check.unsupported);
+    EXPECT_LE(check.replay_error, kReplayTolerance);
+    EXPECT_LE(check.exact_gelu_error, kExactGeluTolerance);
+    EXPECT_FALSE(check.tensors.empty());
+    EXPECT_LE(median_error(check), kMedianGradientTolerance);
+    for (const TensorCheck& tensor : check.tensors) {
+        EXPECT_LE(tensor.error, tolerance) << tensor.name << ": analytic " << tensor.analytic << ", numeric " << tensor.numeric;
+        EXPECT_LE(tensor.noise, kVacuousNoise) << tensor.name;
+    }
+}
+
+TEST_F(ArchTest, ReplaysAndDifferentiatesEveryDenseAttentionModel) {
+    size_t n_tensors = 0;
+    for (const char* name : kDense) {
+        SCOPED_TRACE(name);
+        const ModelCheck check = check_model(folder_ / (std::string(name) + "-dense.gguf"), {});
+        expect_good(check);
+        n_tensors += check.tensors.size();
+        std::printf("%-18s replay %.1e  exact gelu %.1e  %2zu tensors  gradient error median %.1e worst %.1e\n", name, check.replay_error,
+                    check.exact_gelu_error, check.tensors.size(), median_error(check), check.worst_error());
+    }
+    std::printf("%zu architectures, %zu tensors\n", std::size(kDense), n_tensors);
+}
+
+TEST_F(ArchTest, GradientsAreTheSameInManySegmentsAndWithTwoSequences) {
+    for (const char* name : {"llama", "gemma2", "phi2", "falcon"}) {
+        SCOPED_TRACE(name);
+        CheckOptions options;
+        options.memory_bytes = 1;  // as many segments as there are
+        expect_good(check_model(folder_ / (std::string(name) + "-dense.gguf"), options));
+        options.memory_bytes = 0;
+        options.n_sequences = 2;
+        expect_good(check_model(folder_ / (std::string(name) + "-dense.gguf"), options));
+    }
+}
+
+TEST_F(ArchTest, TheAuditNamesTheMissingOpsOfEveryOtherModel) {
+    const std::set<std::string> dense(std::begin(kDense), std::end(kDense));
+    int n_refused = 0;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+        const std::string file = entry.path().filename().string();
+        if (kNotCapturable.contains(file)) continue;
+        if (file.ends_with("-dense.gguf") && dense.contains(file.substr(0, file.size() - 11))) continue;
+        SCOPED_TRACE(file);
+        const ModelCheck check = check_model(entry.path(), {.gradients = false});
+        EXPECT_FALSE(check.unsupported.empty());
+        for (const auto& missing : check.unsupported) {
+            EXPECT_FALSE(missing.op.empty());
+            EXPECT_GT(missing.count, 0);
+        }
+        // Nothing was computed.
+        EXPECT_EQ(check.replay_error, 0.0);
+        EXPECT_TRUE(check.tensors.empty());
+        ++n_refused;
+    }
+    EXPECT_GT(n_refused, 50);
+}
+
+}  // namespace
+}  // namespace voodoo::engine
