@@ -38,6 +38,7 @@ function(voodoo_test name)
         math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 6")  # instrumented code is several times slower
     endif()
     add_executable(${name} ${ARG_SOURCES})
+    target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/tests")
     target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gtest_main)
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
         PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})

@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
              {},
              {},
              {"output.weight", "blk.0.attn_v.weight"}}),
-    [](const ::testing::TestParamInfo<Case>& info) { return info.param.name; });
+    [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace voodoo::e2e

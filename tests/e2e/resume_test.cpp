@@ -70,7 +70,9 @@ TEST_F(InterruptedRun, ContinuesInEveryStageAndGivesTheSameFile) {
         for (const char* event : {"begin", "progress"}) {
             SCOPED_TRACE(stage + " " + event);
             const bool interrupted = run_until(settings, stage, event);
-            if (std::string(event) == "begin") EXPECT_TRUE(interrupted) << "it ran to its end";
+            if (std::string(event) == "begin") {
+                EXPECT_TRUE(interrupted) << "it ran to its end";
+            }
             expect_nothing_partial();
             if (!interrupted) {
                 fs::remove(settings.output);
@@ -147,7 +149,9 @@ TEST_F(InterruptedRun, RepairsDamagedFilesOfTheRunDirectory) {
         write_file_atomic(run / name, std::string_view(whole).substr(0, whole.size() / 2));
         fs::remove(settings.output);
         EXPECT_NO_THROW(quantize(settings));
-        if (fs::exists(settings.output)) EXPECT_EQ(read_file(settings.output), expected);
+        if (fs::exists(settings.output)) {
+            EXPECT_EQ(read_file(settings.output), expected);
+        }
         write_file_atomic(run / name, whole);
     }
 }

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -20,7 +22,7 @@ namespace fs = std::filesystem;
 constexpr double kReplayTolerance = 1e-4;        // F32; the same kernels in the same order give 0 in practice
 constexpr double kExactGeluTolerance = 5e-3;     // llama.cpp's GELU reads a table indexed by an F16 number (11 bits)
 constexpr double kGradientTolerance = 1e-2;      // beyond the noise of the numeric derivative: curvature and kinks (RELU, CLAMP)
-constexpr double kMedianGradientTolerance = 1e-3;  // most directions are not disturbed: a wrong rule can't hide in the one above
+constexpr double kMedianGradientTolerance = 3e-3;  // steps shrink until the noise is 1e-3: a wrong rule can not hide in the one above
 constexpr double kVacuousNoise = 8e-2;           // the numeric derivative itself is not known better: nothing was checked
 
 constexpr double kClampTolerance = 5e-2;         // olmo clamps q, k and v to +-1, here a fifth of their deviation: kinks everywhere
@@ -29,11 +31,20 @@ constexpr double kClampTolerance = 5e-2;         // olmo clamps q, k and v to +-
 constexpr const char* kDense[] = {
     "arcee",    "baichuan",     "bloom",     "chatglm",  "codeshell", "cogvlm",    "cohere2",    "command-r",  "deci",      "dream",
     "exaone",   "exaone4",      "falcon",    "gemma",    "gemma2",    "gemma3",    "glm4",       "gpt2",       "gptneox",   "granite",
-    "granite_swa", "granitehybrid", "granitemoe", "hrm_text", "hunyuan-dense", "hunyuan_vl", "internlm2", "jais", "jais2", "llada",
+    "granite_swa", "granitemoe", "hrm_text", "hunyuan-dense", "hunyuan_vl", "internlm2", "jais", "jais2", "llada",
     "llama",    "maincoder",    "minicpm",   "minicpm3", "mistral3",  "mpt",       "muse-glimmer", "nanbeige", "nemotron",  "olmo",
     "olmo2",    "openelm",      "orion",     "pangu-embedded", "phi2", "phi3",     "plamo",      "plamo3",     "pockettts", "qwen",
     "qwen2",    "qwen2vl",      "qwen3",     "qwen3tts", "qwen3vl",   "refact",    "seed_oss",   "smollm3",    "spark2_5",  "stablelm",
     "starcoder", "starcoder2",  "talkie",    "xverse"};
+
+/// Generated as mixtures of experts, but without an expert layer at their depth.
+constexpr const char* kDenseInFact[] = {"ernie4_5-moe.gguf", "paddleocr-moe.gguf", "refact-moe.gguf"};
+
+std::vector<std::string> dense_files() {
+    std::vector<std::string> files(std::begin(kDenseInFact), std::end(kDenseInFact));
+    for (const char* name : kDense) files.push_back(std::string(name) + "-dense.gguf");
+    return files;
+}
 
 /// llama.cpp itself ends the process when it decodes this one with F32 caches and flash attention off.
 const std::set<std::string> kNotCapturable = {"hy_v4-moe.gguf"};
@@ -75,15 +86,15 @@ void expect_good(const ModelCheck& check) {
 
 TEST_F(ArchTest, ReplaysAndDifferentiatesEveryDenseAttentionModel) {
     size_t n_tensors = 0;
-    for (const char* name : kDense) {
-        SCOPED_TRACE(name);
-        const ModelCheck check = check_model(folder_ / (std::string(name) + "-dense.gguf"), {});
+    for (const std::string& file : dense_files()) {
+        SCOPED_TRACE(file);
+        const ModelCheck check = check_model(folder_ / file, {});
         expect_good(check);
         n_tensors += check.tensors.size();
-        std::printf("%-18s replay %.1e  exact gelu %.1e  %2zu tensors  gradient error median %.1e worst %.1e\n", name, check.replay_error,
+        std::printf("%-26s replay %.1e  exact gelu %.1e  %2zu tensors  gradient error median %.1e worst %.1e\n", file.c_str(), check.replay_error,
                     check.exact_gelu_error, check.tensors.size(), median_error(check), check.worst_error());
     }
-    std::printf("%zu architectures, %zu tensors\n", std::size(kDense), n_tensors);
+    std::printf("%zu models, %zu tensors\n", dense_files().size(), n_tensors);
 }
 
 TEST_F(ArchTest, GradientsAreTheSameInManySegmentsAndWithTwoSequences) {
@@ -99,12 +110,13 @@ TEST_F(ArchTest, GradientsAreTheSameInManySegmentsAndWithTwoSequences) {
 }
 
 TEST_F(ArchTest, TheAuditNamesTheMissingOpsOfEveryOtherModel) {
-    const std::set<std::string> dense(std::begin(kDense), std::end(kDense));
+    const std::vector<std::string> list = dense_files();
+    const std::set<std::string> dense(list.begin(), list.end());
     int n_refused = 0;
     for (const auto& entry : fs::directory_iterator(folder_)) {
         const std::string file = entry.path().filename().string();
         if (kNotCapturable.contains(file)) continue;
-        if (file.ends_with("-dense.gguf") && dense.contains(file.substr(0, file.size() - 11))) continue;
+        if (dense.contains(file)) continue;
         SCOPED_TRACE(file);
         const ModelCheck check = check_model(entry.path(), {.gradients = false});
         EXPECT_FALSE(check.unsupported.empty());
