@@ -45,14 +45,15 @@ private:
 };
 
 /// Throws Error(internal) that names the source line; used by VOODOO_CHECK.
-[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
+[[noreturn]] void check_failed(const char* file, int line, const char* condition,
+                               const std::string& message);
 
 }  // namespace voodoo
 
 /// VOODOO_CHECK(condition, "format", args...): on in every build; throws Error(internal).
-#define VOODOO_CHECK(condition, ...)                                                             \
-    do {                                                                                         \
-        if (!(condition)) {                                                                      \
-            ::voodoo::check_failed(__FILE__, __LINE__, #condition, fmt::format(__VA_ARGS__));    \
-        }                                                                                        \
+#define VOODOO_CHECK(condition, ...)                                                          \
+    do {                                                                                      \
+        if (!(condition)) {                                                                   \
+            ::voodoo::check_failed(__FILE__, __LINE__, #condition, fmt::format(__VA_ARGS__)); \
+        }                                                                                     \
     } while (false)

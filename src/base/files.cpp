@@ -20,7 +20,8 @@ namespace {
     std::string hint;
     if (code == ENOSPC) hint = "free some disk space and run the same command again";
     if (code == EACCES || code == EROFS) hint = "check the folder's permissions";
-    throw Error(ErrorKind::io, fmt::format("{}: {}", what, std::strerror(code)), path.string(), hint);
+    throw Error(ErrorKind::io, fmt::format("{}: {}", what, std::strerror(code)), path.string(),
+                hint);
 }
 
 void sync_folder(const std::filesystem::path& path) {
@@ -133,7 +134,8 @@ MappedFile::~MappedFile() {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
     std::swap(data_, other.data_);

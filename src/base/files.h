@@ -40,7 +40,8 @@ private:
     uint64_t position_ = 0;
 };
 
-/// Read-only shared mapping of a whole file. Throws Error(io). An empty file has size 0 and no data.
+/// Read-only shared mapping of a whole file. Throws Error(io). An empty file has size 0 and no
+/// data.
 class MappedFile {
 public:
     MappedFile() = default;
@@ -58,8 +59,8 @@ private:
     size_t size_bytes_ = 0;
 };
 
-/// An advisory lock on a file, held for the object's life, so that two processes do not work in one folder.
-/// Throws Error(io) naming the holder's process id if it is taken.
+/// An advisory lock on a file, held for the object's life, so that two processes do not work in one
+/// folder. Throws Error(io) naming the holder's process id if it is taken.
 class FileLock {
 public:
     explicit FileLock(std::filesystem::path path);

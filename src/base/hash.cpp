@@ -13,7 +13,8 @@ struct Sha256::State {
 };
 
 Sha256::Sha256() : state_(std::make_unique<State>()) {
-    VOODOO_CHECK(state_->context != nullptr && EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) == 1,
+    VOODOO_CHECK(state_->context != nullptr &&
+                     EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) == 1,
                  "SHA-256 is not available in libcrypto");
 }
 
@@ -40,6 +41,8 @@ std::string Sha256::hex() {
     return text;
 }
 
-std::string sha256_hex(std::string_view bytes) { return Sha256().update(bytes).hex(); }
+std::string sha256_hex(std::string_view bytes) {
+    return Sha256().update(bytes).hex();
+}
 
 }  // namespace voodoo

@@ -11,14 +11,17 @@ namespace voodoo {
 
 enum class LogLevel { debug, info, warn, error };
 
-/// Receives what long-running work reports. All methods may be called from any thread; the default ignores all.
+/// Receives what long-running work reports. All methods may be called from any thread; the default
+/// ignores all.
 class Observer {
 public:
     virtual ~Observer() = default;
     virtual void log(LogLevel /*level*/, std::string_view /*message*/) {}
     /// A stage starts: `unit` is what its work is counted in, e.g. "tokens"; total 0 = unknown.
-    virtual void stage_begin(std::string_view /*stage*/, double /*total*/, std::string_view /*unit*/) {}
-    virtual void stage_progress(std::string_view /*stage*/, double /*done*/, std::string_view /*note*/) {}
+    virtual void stage_begin(std::string_view /*stage*/, double /*total*/,
+                             std::string_view /*unit*/) {}
+    virtual void stage_progress(std::string_view /*stage*/, double /*done*/,
+                                std::string_view /*note*/) {}
     virtual void stage_end(std::string_view /*stage*/, double /*seconds*/, bool /*from_cache*/) {}
 };
 

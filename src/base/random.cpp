@@ -15,7 +15,9 @@ uint64_t splitmix(uint64_t& state) {
     return z ^ (z >> 31);
 }
 
-uint64_t rotate_left(uint64_t x, int k) { return (x << k) | (x >> (64 - k)); }
+uint64_t rotate_left(uint64_t x, int k) {
+    return (x << k) | (x >> (64 - k));
+}
 
 }  // namespace
 
@@ -38,7 +40,9 @@ uint64_t Random::bits() {
     return result;
 }
 
-double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1.0p-53; }
+double Random::uniform() {
+    return static_cast<double>(bits() >> 11) * 0x1.0p-53;
+}
 
 uint64_t Random::below(uint64_t n) {
     VOODOO_CHECK(n > 0, "below(0)");

@@ -1,5 +1,6 @@
 // Random numbers: every draw comes from a named stream of a seed, so that adding one consumer
-// never changes another's numbers. xoshiro256** seeded by splitmix64; same numbers on every platform.
+// never changes another's numbers. xoshiro256** seeded by splitmix64; same numbers on every
+// platform.
 #pragma once
 
 #include <cstdint>

@@ -95,7 +95,9 @@ ThreadPool::~ThreadPool() {
     for (auto& thread : impl_->threads) thread.join();
 }
 
-int ThreadPool::size() const { return static_cast<int>(impl_->threads.size()) + 1; }
+int ThreadPool::size() const {
+    return static_cast<int>(impl_->threads.size()) + 1;
+}
 
 void ThreadPool::parallel_for(int64_t n, int64_t grain,
                               const std::function<void(int64_t, int64_t, int)>& body) {

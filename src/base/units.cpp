@@ -36,16 +36,20 @@ uint64_t parse_size_bytes(std::string_view text) {
                      "write a number with B, kB, MB, GB, KiB, MiB or GiB, e.g. 4.2GiB");
     };
     std::string_view rest = text;
-    while (!rest.empty() && std::isspace(static_cast<unsigned char>(rest.front()))) rest.remove_prefix(1);
-    while (!rest.empty() && std::isspace(static_cast<unsigned char>(rest.back()))) rest.remove_suffix(1);
+    while (!rest.empty() && std::isspace(static_cast<unsigned char>(rest.front())))
+        rest.remove_prefix(1);
+    while (!rest.empty() && std::isspace(static_cast<unsigned char>(rest.back())))
+        rest.remove_suffix(1);
     double number = 0;
-    const auto [end, code] = std::from_chars(rest.data(), rest.data() + rest.size(), number, std::chars_format::fixed);
+    const auto [end, code] =
+        std::from_chars(rest.data(), rest.data() + rest.size(), number, std::chars_format::fixed);
     if (code != std::errc() || end == rest.data()) throw refuse("it does not begin with a number");
     rest.remove_prefix(static_cast<size_t>(end - rest.data()));
     while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
     if (rest == "b") throw refuse("b means bits");
     std::string unit;
-    for (const char c : rest) unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    for (const char c : rest)
+        unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     if (unit == "b") unit.clear();
     for (const Unit& known : kUnits) {
         if (known.name != unit) continue;

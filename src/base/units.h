@@ -7,9 +7,9 @@
 
 namespace voodoo {
 
-/// "95MB", "4.2GiB", "1000000", "12.5 kB" -> bytes (fractions rounded down). B, kB/KB, MB, GB, TB are powers of 1000;
-/// KiB, MiB, GiB, TiB powers of 1024; no unit means bytes; case of the letters is free except that a
-/// lone "b" (bits) is refused. Throws Error(usage).
+/// "95MB", "4.2GiB", "1000000", "12.5 kB" -> bytes (fractions rounded down). B, kB/KB, MB, GB, TB
+/// are powers of 1000; KiB, MiB, GiB, TiB powers of 1024; no unit means bytes; case of the letters
+/// is free except that a lone "b" (bits) is refused. Throws Error(usage).
 uint64_t parse_size_bytes(std::string_view text);
 
 /// 1234567890 -> "1.23 GB" (three significant digits, powers of 1000).

@@ -20,10 +20,18 @@ std::vector<DeviceInfo> list_devices() {
         info.name = ggml_backend_dev_name(device);
         info.description = ggml_backend_dev_description(device);
         switch (ggml_backend_dev_type(device)) {
-            case GGML_BACKEND_DEVICE_TYPE_CPU: info.kind = "cpu"; break;
-            case GGML_BACKEND_DEVICE_TYPE_GPU: info.kind = "gpu"; break;
-            case GGML_BACKEND_DEVICE_TYPE_IGPU: info.kind = "integrated gpu"; break;
-            default: info.kind = "accelerator"; break;
+            case GGML_BACKEND_DEVICE_TYPE_CPU:
+                info.kind = "cpu";
+                break;
+            case GGML_BACKEND_DEVICE_TYPE_GPU:
+                info.kind = "gpu";
+                break;
+            case GGML_BACKEND_DEVICE_TYPE_IGPU:
+                info.kind = "integrated gpu";
+                break;
+            default:
+                info.kind = "accelerator";
+                break;
         }
         size_t free = 0;
         size_t total = 0;
@@ -51,20 +59,23 @@ ggml_backend_buffer_type_t Backend::buffer_type() const {
 void Backend::compute(ggml_cgraph* graph) const {
     const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph);
     if (status != GGML_STATUS_SUCCESS) {
-        throw Error(ErrorKind::device, fmt::format("computation failed: {}", ggml_status_to_string(status)));
+        throw Error(ErrorKind::device,
+                    fmt::format("computation failed: {}", ggml_status_to_string(status)));
     }
 }
 
 double matmul_gflops(const Backend& backend, ggml_type type) {
     constexpr int64_t n = 1024;
     constexpr int64_t columns = 512;
-    ggml_context* context = ggml_init({ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true});
+    ggml_context* context =
+        ggml_init({ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true});
     ggml_tensor* a = ggml_new_tensor_2d(context, type, n, n);
     ggml_tensor* b = ggml_new_tensor_2d(context, GGML_TYPE_F32, n, columns);
     ggml_tensor* c = ggml_mul_mat(context, a, b);
     ggml_cgraph* graph = ggml_new_graph(context);
     ggml_build_forward_expand(graph, c);
-    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(context, backend.buffer_type());
+    ggml_backend_buffer_t buffer =
+        ggml_backend_alloc_ctx_tensors_from_buft(context, backend.buffer_type());
     if (buffer == nullptr) {
         ggml_free(context);
         throw Error(ErrorKind::out_of_memory, "no memory for the matmul benchmark");

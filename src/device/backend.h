@@ -1,5 +1,5 @@
-// Compute backends: the only place that knows which kinds of device there are. Everything above sees a
-// Backend that runs ggml graphs.
+// Compute backends: the only place that knows which kinds of device there are. Everything above
+// sees a Backend that runs ggml graphs.
 #pragma once
 
 #include <ggml-backend.h>
@@ -40,8 +40,8 @@ private:
     int n_threads_ = 1;
 };
 
-/// Measured rate of the CPU's dense matmul, in GFLOP/s, for 512 x n x n (n = 1024) with operands of `type`
-/// (F32 or BF16): what the engine's step is compared with.
+/// Measured rate of the CPU's dense matmul, in GFLOP/s, for 512 x n x n (n = 1024) with operands of
+/// `type` (F32 or BF16): what the engine's step is compared with.
 double matmul_gflops(const Backend& backend, ggml_type type);
 
 }  // namespace voodoo::device

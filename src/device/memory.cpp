@@ -37,7 +37,8 @@ uint64_t available_memory() {
     rlimit address{};
     if (getrlimit(RLIMIT_AS, &address) == 0 && address.rlim_cur != RLIM_INFINITY) {
         const uint64_t mapped = proc_value("/proc/self/status", "VmSize");
-        bytes = std::min<uint64_t>(bytes, address.rlim_cur > mapped ? address.rlim_cur - mapped : 0);
+        bytes =
+            std::min<uint64_t>(bytes, address.rlim_cur > mapped ? address.rlim_cur - mapped : 0);
     }
     return bytes;
 }

@@ -5,7 +5,8 @@
 
 namespace voodoo::device {
 
-/// Bytes that this process may still use: the machine's available memory, the cgroup's and the process's limits.
+/// Bytes that this process may still use: the machine's available memory, the cgroup's and the
+/// process's limits.
 uint64_t available_memory();
 
 /// Memory of this process in bytes, from the kernel's accounting.

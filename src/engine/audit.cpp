@@ -8,15 +8,16 @@
 
 namespace voodoo::engine {
 
-std::vector<autodiff::Unsupported> audit(const graph::Graph& graph,
-                                         const std::function<bool(const std::string&)>& wants_gradient) {
+std::vector<autodiff::Unsupported> audit(
+    const graph::Graph& graph, const std::function<bool(const std::string&)>& wants_gradient) {
     const size_t n_tensors = 64 + 3 * static_cast<size_t>(graph.size());
     const std::unique_ptr<ggml_context, void (*)(ggml_context*)> context(
         ggml_init({graph::context_size_bytes(n_tensors), nullptr, true}), ggml_free);
     if (!context) throw Error(ErrorKind::out_of_memory, "no memory for a graph");
     graph::InstantiateOptions options;
     options.weight_type = [](graph::ValueId) { return GGML_TYPE_F32; };
-    const graph::Instance instance = graph::instantiate(graph, context.get(), 0, graph.output + 1, options);
+    const graph::Instance instance =
+        graph::instantiate(graph, context.get(), 0, graph.output + 1, options);
     std::unordered_set<const ggml_tensor*> wanted;
     for (const graph::ValueId id : instance.leaves) {
         if (graph[id].kind != graph::ValueKind::weight) continue;

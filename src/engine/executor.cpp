@@ -19,7 +19,8 @@ struct AllocatorDeleter {
 };
 using Allocator = std::unique_ptr<ggml_gallocr, AllocatorDeleter>;
 
-/// Values between segments (hidden states, and whatever else crosses a border), and their gradients, by batch.
+/// Values between segments (hidden states, and whatever else crosses a border), and their
+/// gradients, by batch.
 class Borders {
 public:
     explicit Borders(size_t n_batches) : values_(n_batches), grads_(n_batches) {}
@@ -31,7 +32,8 @@ public:
     }
     void load(int batch, ValueId id, ggml_tensor* tensor) const {
         const auto& bytes = values_[static_cast<size_t>(batch)].at(id);
-        VOODOO_CHECK(bytes.size() == ggml_nbytes(tensor), "border {} changed its size", tensor->name);
+        VOODOO_CHECK(bytes.size() == ggml_nbytes(tensor), "border {} changed its size",
+                     tensor->name);
         std::memcpy(tensor->data, bytes.data(), bytes.size());
     }
     std::span<const float> value(int batch, ValueId id) const {
@@ -41,7 +43,9 @@ public:
     /// Drops the values of all batches but those that `keep` lists.
     void keep_only(const std::vector<ValueId>& keep) {
         for (auto& batch : values_) {
-            std::erase_if(batch, [&](const auto& entry) { return std::find(keep.begin(), keep.end(), entry.first) == keep.end(); });
+            std::erase_if(batch, [&](const auto& entry) {
+                return std::find(keep.begin(), keep.end(), entry.first) == keep.end();
+            });
         }
     }
     void add_grad(int batch, ValueId id, const float* grad, size_t n, size_t offset, size_t size) {
@@ -73,16 +77,19 @@ private:
     std::vector<std::map<ValueId, std::vector<float>>> grads_;
 };
 
-std::vector<char> find_needs_gradient(const graph::Graph& graph, const std::vector<int>& weight_index,
+std::vector<char> find_needs_gradient(const graph::Graph& graph,
+                                      const std::vector<int>& weight_index,
                                       const std::vector<char>& weight_wanted) {
     std::vector<char> needs(static_cast<size_t>(graph.size()), 0);
     for (ValueId id = 0; id < graph.size(); ++id) {
         const graph::Value& value = graph[id];
         const auto i = static_cast<size_t>(id);
-        if (value.kind == ValueKind::weight) needs[i] = weight_wanted[static_cast<size_t>(weight_index[i])];
-        // Indices carry no gradient; a view of a weight has the weight's stored type, whatever that is.
-        if (value.kind == ValueKind::op && value.type != GGML_TYPE_F32 && value.type != GGML_TYPE_F16 &&
-            value.type != GGML_TYPE_BF16) {
+        if (value.kind == ValueKind::weight)
+            needs[i] = weight_wanted[static_cast<size_t>(weight_index[i])];
+        // Indices carry no gradient; a view of a weight has the weight's stored type, whatever that
+        // is.
+        if (value.kind == ValueKind::op && value.type != GGML_TYPE_F32 &&
+            value.type != GGML_TYPE_F16 && value.type != GGML_TYPE_BF16) {
             continue;
         }
         for (const ValueId src : value.src) {
@@ -165,7 +172,8 @@ struct Executor::Impl {
                     if (src != kNoValue && graph.root(src) == id) ++info.n_uses;
                 }
             }
-            wanted.push_back(options.gradients && (!options.wants_gradient || options.wants_gradient(info)));
+            wanted.push_back(options.gradients &&
+                             (!options.wants_gradient || options.wants_gradient(info)));
             weights.push_back(std::move(info));
         }
         needs_gradient = find_needs_gradient(graph, weight_index, wanted);
@@ -194,14 +202,17 @@ struct Executor::Impl {
         program->load_weights(source);
     }
 
-    void run_forward(Program& program, int batch, std::span<const int32_t> tokens, Borders& borders) {
+    void run_forward(Program& program, int batch, std::span<const int32_t> tokens,
+                     Borders& borders) {
         constants.set_tokens(tokens);
-        for (const ValueId id : program.segment().inputs) borders.load(batch, id, program.value(id));
+        for (const ValueId id : program.segment().inputs)
+            borders.load(batch, id, program.value(id));
         program.forward();
     }
 
     static void save_outputs(const Program& program, int batch, Borders& borders) {
-        for (const ValueId id : program.segment().outputs) borders.save(batch, id, program.value(id));
+        for (const ValueId id : program.segment().outputs)
+            borders.save(batch, id, program.value(id));
     }
 
     void run_backward(Program& program, int batch, Borders& borders) {
@@ -217,8 +228,10 @@ struct Executor::Impl {
         }
     }
 
-    /// The tail of one batch in slices. hidden: [n_tokens][n_hidden] if the tail is row-wise, else null: all from borders.
-    void run_tail(int batch, const float* hidden, Borders* borders, Loss& loss, bool want_gradient) {
+    /// The tail of one batch in slices. hidden: [n_tokens][n_hidden] if the tail is row-wise, else
+    /// null: all from borders.
+    void run_tail(int batch, const float* hidden, Borders* borders, Loss& loss,
+                  bool want_gradient) {
         const int64_t n_columns = plan.tail_is_row_wise ? slice() : graph.n_tokens;
         ggml_tensor* logits = tail->value(graph.output);
         const size_t row = static_cast<size_t>(graph[plan.hidden].ne[0]);
@@ -226,7 +239,8 @@ struct Executor::Impl {
         for (int64_t first = 0; first < graph.n_tokens; first += n_columns) {
             if (plan.tail_is_row_wise) {
                 ggml_tensor* input = tail->value(plan.hidden);
-                std::memcpy(input->data, hidden + static_cast<size_t>(first) * row, ggml_nbytes(input));
+                std::memcpy(input->data, hidden + static_cast<size_t>(first) * row,
+                            ggml_nbytes(input));
             } else {
                 for (const ValueId id : plan.tail.inputs) borders->load(batch, id, tail->value(id));
             }
@@ -236,7 +250,8 @@ struct Executor::Impl {
                 loss.add(batch, first, n_columns, data, false);
                 continue;
             }
-            // The backward pass may need the logits themselves: the gradient goes to its own memory.
+            // The backward pass may need the logits themselves: the gradient goes to its own
+            // memory.
             ggml_tensor* seed = tail->seed(graph.output);
             std::memcpy(seed->data, data, ggml_nbytes(seed));
             loss.add(batch, first, n_columns, static_cast<float*>(seed->data), true);
@@ -245,21 +260,25 @@ struct Executor::Impl {
                 const ggml_tensor* grad = tail->input_grad(id);
                 if (grad == nullptr) continue;
                 const size_t size = static_cast<size_t>(graph[id].n_elements());
-                borders->add_grad(batch, id, static_cast<const float*>(grad->data), static_cast<size_t>(ggml_nelements(grad)),
-                                  plan.tail_is_row_wise ? static_cast<size_t>(first) * row : 0, size);
+                borders->add_grad(batch, id, static_cast<const float*>(grad->data),
+                                  static_cast<size_t>(ggml_nelements(grad)),
+                                  plan.tail_is_row_wise ? static_cast<size_t>(first) * row : 0,
+                                  size);
             }
         }
     }
 
     void deliver_accumulated(GradientSink& sink) {
         for (const auto& [weight, gradient] : tail->accumulated()) {
-            pool.parallel_for(pool.size(), 1, [&, w = weight, g = gradient](int64_t begin, int64_t, int) {
-                sink.take(w, g, static_cast<int>(begin), pool.size());
-            });
+            pool.parallel_for(pool.size(), 1,
+                              [&, w = weight, g = gradient](int64_t begin, int64_t, int) {
+                                  sink.take(w, g, static_cast<int>(begin), pool.size());
+                              });
         }
     }
 
-    void step(Batches batches, WeightSource& source, Loss& loss, GradientSink& sink, const Cancellation* cancellation) {
+    void step(Batches batches, WeightSource& source, Loss& loss, GradientSink& sink,
+              const Cancellation* cancellation) {
         VOODOO_CHECK(options.gradients, "step of an executor without gradients");
         const int n_batches = static_cast<int>(batches.size());
         const auto check = [&] {
@@ -301,7 +320,8 @@ struct Executor::Impl {
     }
 
     void forward(Batches batches, WeightSource& source, MomentSink* moments,
-                 const std::function<void(int, std::span<const float>)>& on_hidden, const Cancellation* cancellation) {
+                 const std::function<void(int, std::span<const float>)>& on_hidden,
+                 const Cancellation* cancellation) {
         const int n_batches = static_cast<int>(batches.size());
         Borders borders(batches.size());
         shared.moment_sink = moments;
@@ -335,13 +355,25 @@ Executor::Executor(graph::Graph graph, ExecutorOptions options)
 Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 
-const graph::Graph& Executor::graph() const { return impl_->graph; }
-const std::vector<WeightInfo>& Executor::weights() const { return impl_->weights; }
-int64_t Executor::n_hidden() const { return impl_->graph[impl_->plan.hidden].ne[0]; }
-int64_t Executor::n_vocab() const { return impl_->graph.n_vocab(); }
-size_t Executor::n_segments() const { return impl_->body.size(); }
+const graph::Graph& Executor::graph() const {
+    return impl_->graph;
+}
+const std::vector<WeightInfo>& Executor::weights() const {
+    return impl_->weights;
+}
+int64_t Executor::n_hidden() const {
+    return impl_->graph[impl_->plan.hidden].ne[0];
+}
+int64_t Executor::n_vocab() const {
+    return impl_->graph.n_vocab();
+}
+size_t Executor::n_segments() const {
+    return impl_->body.size();
+}
 
-int Executor::head_weight() const { return impl_->weight_index[static_cast<size_t>(impl_->plan.head_weight)]; }
+int Executor::head_weight() const {
+    return impl_->weight_index[static_cast<size_t>(impl_->plan.head_weight)];
+}
 
 int Executor::find_weight(std::string_view name) const {
     for (size_t i = 0; i < impl_->weights.size(); ++i) {
@@ -366,8 +398,9 @@ void Executor::forward(Batches batches, WeightSource& weights, MomentSink* momen
     impl_->forward(batches, weights, moments, on_hidden, cancellation);
 }
 
-void Executor::logits(int n_batches, WeightSource& weights, const std::function<std::span<const float>(int)>& hidden,
-                      Loss& loss, const Cancellation* cancellation) {
+void Executor::logits(int n_batches, WeightSource& weights,
+                      const std::function<std::span<const float>(int)>& hidden, Loss& loss,
+                      const Cancellation* cancellation) {
     if (!impl_->plan.tail_is_row_wise) {
         throw Error(ErrorKind::unsupported_model, "the model's head is not applied token by token");
     }
@@ -378,7 +411,9 @@ void Executor::logits(int n_batches, WeightSource& weights, const std::function<
     }
 }
 
-void Executor::load_tail(WeightSource& weights) { impl_->activate_tail(weights); }
+void Executor::load_tail(WeightSource& weights) {
+    impl_->activate_tail(weights);
+}
 
 int64_t Executor::slice_length() const {
     return impl_->plan.tail_is_row_wise ? impl_->slice() : impl_->graph.n_tokens;
@@ -394,7 +429,9 @@ std::span<const float> Executor::tail_slice(std::span<const float> hidden) {
     return {static_cast<const float*>(logits->data), static_cast<size_t>(ggml_nelements(logits))};
 }
 
-bool Executor::tail_is_row_wise() const { return impl_->plan.tail_is_row_wise; }
+bool Executor::tail_is_row_wise() const {
+    return impl_->plan.tail_is_row_wise;
+}
 
 void Executor::step(Batches batches, WeightSource& weights, Loss& loss, GradientSink& sink,
                     const Cancellation* cancellation) {

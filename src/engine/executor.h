@@ -1,4 +1,5 @@
-// Runs a graph: forward to hidden states and logits, backward to weight gradients, segment by segment.
+// Runs a graph: forward to hidden states and logits, backward to weight gradients, segment by
+// segment.
 //
 //   Executor executor(graph, {.memory_bytes = 4e9});
 //   executor.step(batches, weights, loss, &gradients);
@@ -15,23 +16,24 @@
 namespace voodoo::engine {
 
 struct ExecutorOptions {
-    int n_threads = 0;                 ///< 0: available_threads()
-    uint64_t memory_bytes = 0;         ///< bound for one body segment (plan_segments); 0: no limit
-    int64_t logits_slice = 256;        ///< tokens whose logits exist at once
-    bool gradients = true;             ///< build the backward pass
-    bool moments = false;              ///< call a MomentSink in forward()
-    bool exact_gelu = false;           ///< forward only, for checks (graph/instantiate.h)
-    bool stored_types = false;         ///< forward only: weights enter the program in their stored type (replay checks)
+    int n_threads = 0;           ///< 0: available_threads()
+    uint64_t memory_bytes = 0;   ///< bound for one body segment (plan_segments); 0: no limit
+    int64_t logits_slice = 256;  ///< tokens whose logits exist at once
+    bool gradients = true;       ///< build the backward pass
+    bool moments = false;        ///< call a MomentSink in forward()
+    bool exact_gelu = false;     ///< forward only, for checks (graph/instantiate.h)
+    bool stored_types =
+        false;  ///< forward only: weights enter the program in their stored type (replay checks)
     /// Which weights want a gradient; empty: all.
     std::function<bool(const WeightInfo&)> wants_gradient;
 };
 
 /// Memory of an Executor, in bytes, as allocated.
 struct ExecutorMemory {
-    uint64_t weights = 0;      ///< F32 weights, transposes, head gradient
+    uint64_t weights = 0;  ///< F32 weights, transposes, head gradient
     uint64_t activations = 0;
     uint64_t constants = 0;
-    uint64_t borders = 0;      ///< hidden states between segments in the last call
+    uint64_t borders = 0;  ///< hidden states between segments in the last call
 };
 
 /// Batches are token lists of graph.n_tokens each.
@@ -59,16 +61,18 @@ public:
     /// Forward through the body: on_hidden(batch, [n_tokens][n_hidden]) for each batch.
     /// stored_weights: with stored_types, the bytes of each weight; else null.
     void forward(Batches batches, WeightSource& weights, MomentSink* moments,
-                 const std::function<void(int, std::span<const float>)>& on_hidden, const Cancellation* cancellation = nullptr);
+                 const std::function<void(int, std::span<const float>)>& on_hidden,
+                 const Cancellation* cancellation = nullptr);
 
     /// Hidden states -> logits through the tail, in slices: loss.add(batch, ...) without gradient.
     /// hidden(batch) gives [n_tokens][n_hidden].
-    void logits(int n_batches, WeightSource& weights, const std::function<std::span<const float>(int)>& hidden, Loss& loss,
+    void logits(int n_batches, WeightSource& weights,
+                const std::function<std::span<const float>(int)>& hidden, Loss& loss,
                 const Cancellation* cancellation = nullptr);
 
-    /// The tail alone, for a teacher whose hidden states are cached: load its weights once, then give slices of
-    /// slice_length() hidden states; the logits [slice][n_vocab] are valid until the next call.
-    /// Only where tail_is_row_wise().
+    /// The tail alone, for a teacher whose hidden states are cached: load its weights once, then
+    /// give slices of slice_length() hidden states; the logits [slice][n_vocab] are valid until the
+    /// next call. Only where tail_is_row_wise().
     void load_tail(WeightSource& weights);
     int64_t slice_length() const;
     std::span<const float> tail_slice(std::span<const float> hidden);

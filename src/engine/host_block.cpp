@@ -11,11 +11,14 @@
 
 namespace voodoo::engine {
 
-HostBlock::HostBlock(size_t size_bytes) : size_bytes_(aligned(std::max<size_t>(size_bytes, kAlignment))) {
+HostBlock::HostBlock(size_t size_bytes)
+    : size_bytes_(aligned(std::max<size_t>(size_bytes, kAlignment))) {
     // Anonymous pages are zero and cost nothing until they are touched.
-    void* data = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* data =
+        ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
-        throw Error(ErrorKind::out_of_memory, fmt::format("no memory for {}", format_size(size_bytes_)), "engine",
+        throw Error(ErrorKind::out_of_memory,
+                    fmt::format("no memory for {}", format_size(size_bytes_)), "engine",
                     "lower --memory, or use a machine with more");
     }
     data_ = static_cast<std::byte*>(data);

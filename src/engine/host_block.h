@@ -27,7 +27,9 @@ public:
     /// Makes `tensor` live at `offset` (a multiple of kAlignment) of this block.
     void bind(ggml_tensor* tensor, size_t offset) const;
 
-    static size_t aligned(size_t size_bytes) { return (size_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+    static size_t aligned(size_t size_bytes) {
+        return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    }
 
 private:
     std::byte* data_ = nullptr;

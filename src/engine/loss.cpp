@@ -25,9 +25,15 @@ double log_sum_exp(const float* x, int64_t n, float& max) {
 
 }  // namespace
 
-DistillationLoss::DistillationLoss(std::span<const std::span<const int32_t>> batches, int n_sequences, int64_t n_vocab,
-                                   LossWeights weights, TeacherLogits teacher, ThreadPool& pool, int64_t skip)
-    : batches_(batches), n_vocab_(n_vocab), weights_(weights), teacher_(std::move(teacher)), pool_(pool), skip_(skip) {
+DistillationLoss::DistillationLoss(std::span<const std::span<const int32_t>> batches,
+                                   int n_sequences, int64_t n_vocab, LossWeights weights,
+                                   TeacherLogits teacher, ThreadPool& pool, int64_t skip)
+    : batches_(batches),
+      n_vocab_(n_vocab),
+      weights_(weights),
+      teacher_(std::move(teacher)),
+      pool_(pool),
+      skip_(skip) {
     VOODOO_CHECK(!batches.empty() && n_sequences > 0, "a loss over nothing");
     VOODOO_CHECK(weights.kl == 0.0 || teacher_, "a KL term without a teacher");
     sequence_length_ = static_cast<int64_t>(batches[0].size()) / n_sequences;
@@ -37,8 +43,8 @@ DistillationLoss::DistillationLoss(std::span<const std::span<const int32_t>> bat
     n_with_target_ = n * std::max<int64_t>(0, scored - 1);
 }
 
-DistillationLoss::Row DistillationLoss::add_row(int batch, int64_t token, float* logits, const float* teacher,
-                                                bool want_gradient) const {
+DistillationLoss::Row DistillationLoss::add_row(int batch, int64_t token, float* logits,
+                                                const float* teacher, bool want_gradient) const {
     Row row;
     const int64_t position = token % sequence_length_;
     row.scored = position >= skip_;
@@ -49,9 +55,13 @@ DistillationLoss::Row DistillationLoss::add_row(int batch, int64_t token, float*
     }
     float max = 0;
     const double lse = log_sum_exp(logits, n_vocab_, max);
-    const int32_t target = row.has_target ? batches_[static_cast<size_t>(batch)][static_cast<size_t>(token) + 1] : -1;
+    const int32_t target =
+        row.has_target ? batches_[static_cast<size_t>(batch)][static_cast<size_t>(token) + 1] : -1;
     if (row.has_target) row.cross_entropy = lse - static_cast<double>(logits[target]);
-    const float ce_scale = row.has_target ? static_cast<float>(weights_.cross_entropy / static_cast<double>(n_with_target_)) : 0.0F;
+    const float ce_scale =
+        row.has_target
+            ? static_cast<float>(weights_.cross_entropy / static_cast<double>(n_with_target_))
+            : 0.0F;
     const auto kl_scale = static_cast<float>(weights_.kl / static_cast<double>(n_scored_));
     const auto shift = static_cast<float>(lse);
     if (teacher != nullptr) {
@@ -76,12 +86,14 @@ DistillationLoss::Row DistillationLoss::add_row(int batch, int64_t token, float*
 }
 
 void DistillationLoss::add(int batch, int64_t first, int64_t n, float* logits, bool want_gradient) {
-    const std::span<const float> teacher = teacher_ ? teacher_(batch, first, n) : std::span<const float>{};
+    const std::span<const float> teacher =
+        teacher_ ? teacher_(batch, first, n) : std::span<const float>{};
     std::vector<Row> rows(static_cast<size_t>(n));
     pool_.parallel_for(n, 8, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; ++i) {
             const float* t = teacher.empty() ? nullptr : teacher.data() + i * n_vocab_;
-            rows[static_cast<size_t>(i)] = add_row(batch, first + i, logits + i * n_vocab_, t, want_gradient);
+            rows[static_cast<size_t>(i)] =
+                add_row(batch, first + i, logits + i * n_vocab_, t, want_gradient);
         }
     });
     for (const Row& row : rows) {

@@ -1,5 +1,5 @@
-// What goes into the engine and what comes out of it, as interfaces: weights, weight gradients, second moments, loss.
-// Search and tools are written in terms of these.
+// What goes into the engine and what comes out of it, as interfaces: weights, weight gradients,
+// second moments, loss. Search and tools are written in terms of these.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@ namespace voodoo::engine {
 
 /// A weight of the model as the engine sees it.
 struct WeightInfo {
-    std::string name;       ///< tensor name in the file
-    graph::Shape ne{};      ///< ne0 = columns (inputs), ne1 = rows (outputs)
+    std::string name;   ///< tensor name in the file
+    graph::Shape ne{};  ///< ne0 = columns (inputs), ne1 = rows (outputs)
     ggml_type stored_type = GGML_TYPE_F32;
-    int n_uses = 0;         ///< parts in which gradients arrive: 2 for a tied embedding
+    int n_uses = 0;  ///< parts in which gradients arrive: 2 for a tied embedding
 
     int64_t n_elements() const { return ne[0] * ne[1] * ne[2] * ne[3]; }
 };
@@ -25,10 +25,12 @@ struct WeightInfo {
 class WeightSource {
 public:
     virtual ~WeightSource() = default;
-    /// Writes weight `index` as [ne3][ne2][ne1][ne0] to `rows` and, where not null, with ne0 and ne1 swapped to
-    /// `transposed`. Called from the thread that runs the step, never at the same time as a computation.
+    /// Writes weight `index` as [ne3][ne2][ne1][ne0] to `rows` and, where not null, with ne0 and
+    /// ne1 swapped to `transposed`. Called from the thread that runs the step, never at the same
+    /// time as a computation.
     virtual void load(int index, float* rows, float* transposed) = 0;
-    /// The weight's bytes in its stored type: only asked for by an executor with ExecutorOptions::stored_types.
+    /// The weight's bytes in its stored type: only asked for by an executor with
+    /// ExecutorOptions::stored_types.
     virtual std::span<const std::byte> stored(int /*index*/) { return {}; }
 };
 
@@ -36,8 +38,9 @@ public:
 class GradientSink {
 public:
     virtual ~GradientSink() = default;
-    /// dL/dW of weight `index`, F32 like WeightSource's rows. Called by every thread ith of nth of the computation with
-    /// the same dw: each takes its share. Several calls for one weight (batches, uses) add up. Must not throw.
+    /// dL/dW of weight `index`, F32 like WeightSource's rows. Called by every thread ith of nth of
+    /// the computation with the same dw: each takes its share. Several calls for one weight
+    /// (batches, uses) add up. Must not throw.
     virtual void take(int index, const float* dw, int ith, int nth) = 0;
 };
 
@@ -45,8 +48,10 @@ public:
 class MomentSink {
 public:
     virtual ~MomentSink() = default;
-    /// x: n_columns vectors of length ne0 of weight `index`, `stride` floats apart. Thread ith of nth. Must not throw.
-    virtual void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith, int nth) = 0;
+    /// x: n_columns vectors of length ne0 of weight `index`, `stride` floats apart. Thread ith of
+    /// nth. Must not throw.
+    virtual void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
+                      int nth) = 0;
 };
 
 /// Turns logits into a loss and its gradient, slice by slice.
@@ -55,8 +60,8 @@ public:
     virtual ~Loss() = default;
     /// Before the slices of a batch.
     virtual void begin_batch(int /*batch*/) {}
-    /// logits: [n][n_vocab] of tokens [first, first + n) of the batch. Overwrites them with dL/dlogits if
-    /// `want_gradient`. Called from the thread that runs the step.
+    /// logits: [n][n_vocab] of tokens [first, first + n) of the batch. Overwrites them with
+    /// dL/dlogits if `want_gradient`. Called from the thread that runs the step.
     virtual void add(int batch, int64_t first, int64_t n, float* logits, bool want_gradient) = 0;
 };
 

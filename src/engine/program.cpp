@@ -27,7 +27,8 @@ HostBlock& ConstantPool::block_of(const graph::Graph& graph, ValueId id) {
     const graph::Value& value = graph[id];
     if (value.kind == ValueKind::tokens) return tokens_;
     if (const auto known = blocks_.find(id); known != blocks_.end()) return known->second;
-    const size_t size = ggml_row_size(value.type, value.ne[0]) * static_cast<size_t>(value.ne[1] * value.ne[2] * value.ne[3]);
+    const size_t size = ggml_row_size(value.type, value.ne[0]) *
+                        static_cast<size_t>(value.ne[1] * value.ne[2] * value.ne[3]);
     HostBlock block(size);
     if (value.data) std::memcpy(block.data(), value.data->data(), size);
     size_bytes_ += block.size_bytes();
@@ -42,7 +43,8 @@ void ConstantPool::bind_as_i32(const graph::Graph& graph, ValueId id, ggml_tenso
     auto known = i32_blocks_.find(id);
     if (known == i32_blocks_.end()) {
         const graph::Value& value = graph[id];
-        VOODOO_CHECK(value.kind == ValueKind::constant && value.type == GGML_TYPE_I64, "{} is no I64 constant", value.name);
+        VOODOO_CHECK(value.kind == ValueKind::constant && value.type == GGML_TYPE_I64,
+                     "{} is no I64 constant", value.name);
         HostBlock block(static_cast<size_t>(value.n_elements()) * sizeof(int32_t));
         const auto* from = reinterpret_cast<const int64_t*>(value.data->data());
         auto* to = reinterpret_cast<int32_t*>(block.data());
@@ -71,7 +73,9 @@ Program::Program(ProgramShared& shared, const Segment& segment, const ProgramOpt
     layout_weights();
 }
 
-Program::~Program() { ggml_free(context_); }
+Program::~Program() {
+    ggml_free(context_);
+}
 
 void Program::build_forward() {
     graph::InstantiateOptions options;
@@ -92,8 +96,8 @@ Program::Call* Program::make_call(int weight) {
 }
 
 ggml_tensor* Program::sink_node(ggml_tensor* source, ggml_custom_op_t function, int weight) {
-    ggml_tensor* node =
-        ggml_custom_4d(context_, GGML_TYPE_F32, 1, 1, 1, 1, &source, 1, function, GGML_N_TASKS_MAX, make_call(weight));
+    ggml_tensor* node = ggml_custom_4d(context_, GGML_TYPE_F32, 1, 1, 1, 1, &source, 1, function,
+                                       GGML_N_TASKS_MAX, make_call(weight));
     ggml_set_output(node);
     return node;
 }
@@ -103,7 +107,8 @@ void Program::build_moments() {
         const auto* call = static_cast<const Call*>(data);
         if (call->shared->moment_sink == nullptr) return;
         const ggml_tensor* x = node->src[0];
-        call->shared->moment_sink->take(call->weight, static_cast<const float*>(x->data), ggml_nrows(x),
+        call->shared->moment_sink->take(call->weight, static_cast<const float*>(x->data),
+                                        ggml_nrows(x),
                                         static_cast<int64_t>(x->nb[1] / sizeof(float)), ith, nth);
     };
     for (ggml_tensor* node : std::vector(instance_.nodes)) {
@@ -117,7 +122,8 @@ void Program::build_moments() {
 }
 
 Program::Weight* Program::find_weight(const ggml_tensor* rows) {
-    const auto found = std::find_if(weights_.begin(), weights_.end(), [&](const Weight& w) { return w.rows == rows; });
+    const auto found = std::find_if(weights_.begin(), weights_.end(),
+                                    [&](const Weight& w) { return w.rows == rows; });
     return found == weights_.end() ? nullptr : &*found;
 }
 
@@ -136,7 +142,8 @@ void Program::build_backward() {
         Weight* weight = find_weight(w);
         if (weight == nullptr) return nullptr;
         if (weight->transposed == nullptr) {
-            weight->transposed = ggml_new_tensor_4d(context_, GGML_TYPE_F32, w->ne[1], w->ne[0], w->ne[2], w->ne[3]);
+            weight->transposed =
+                ggml_new_tensor_4d(context_, GGML_TYPE_F32, w->ne[1], w->ne[0], w->ne[2], w->ne[3]);
             ggml_format_name(weight->transposed, "%s^T", w->name);
         }
         return weight->transposed;
@@ -162,9 +169,11 @@ void Program::build_backward() {
 }
 
 void Program::add_gradient_nodes(const autodiff::BackwardResult& result) {
-    // Roots in the order in which their gradients were made, so that each is consumed before the next exists.
+    // Roots in the order in which their gradients were made, so that each is consumed before the
+    // next exists.
     std::unordered_map<const ggml_tensor*, size_t> made;
-    for (ggml_tensor* t = ggml_get_first_tensor(context_); t != nullptr; t = ggml_get_next_tensor(context_, t)) {
+    for (ggml_tensor* t = ggml_get_first_tensor(context_); t != nullptr;
+         t = ggml_get_next_tensor(context_, t)) {
         made.emplace(t, made.size());
     }
     std::vector<std::pair<size_t, ggml_tensor*>> roots;
@@ -178,21 +187,24 @@ void Program::add_gradient_nodes(const autodiff::BackwardResult& result) {
     const auto take = [](ggml_tensor* node, int ith, int nth, void* data) {
         const auto* call = static_cast<const Call*>(data);
         if (call->shared->gradient_sink == nullptr) return;
-        call->shared->gradient_sink->take(call->weight, static_cast<const float*>(node->src[0]->data), ith, nth);
+        call->shared->gradient_sink->take(call->weight,
+                                          static_cast<const float*>(node->src[0]->data), ith, nth);
     };
     for (Weight& weight : weights_) {
         ggml_tensor* gradient = result.find(weight.rows);
         if (gradient == nullptr) continue;
         const size_t order = made.at(gradient);
         if (options_.accumulate) {
-            weight.accumulator = ggml_new_tensor(context_, GGML_TYPE_F32, GGML_MAX_DIMS, weight.rows->ne);
+            weight.accumulator =
+                ggml_new_tensor(context_, GGML_TYPE_F32, GGML_MAX_DIMS, weight.rows->ne);
             gradient = ggml_add_inplace(context_, weight.accumulator, gradient);
         } else {
             gradient = sink_node(gradient, take, weight.index);
         }
         roots.emplace_back(order, gradient);
     }
-    std::stable_sort(roots.begin(), roots.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(roots.begin(), roots.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& root : roots) backward_roots_.push_back(root.second);
 }
 
@@ -207,7 +219,8 @@ void Program::build_graphs() {
     for (int i = 0; i < n_forward; ++i) ggml_graph_add_node(forward_, ggml_graph_node(all_, i));
     if (!options_.backward) return;
     backward_ = ggml_new_graph_custom(context_, n, false);
-    for (int i = n_forward; i < ggml_graph_n_nodes(all_); ++i) ggml_graph_add_node(backward_, ggml_graph_node(all_, i));
+    for (int i = n_forward; i < ggml_graph_n_nodes(all_); ++i)
+        ggml_graph_add_node(backward_, ggml_graph_node(all_, i));
 }
 
 void Program::layout_weights() {
@@ -227,22 +240,26 @@ void Program::layout_weights() {
 void Program::activate(HostBlock& weights, ggml_gallocr_t allocator) {
     VOODOO_CHECK(weights.size_bytes() >= weight_bytes_, "weights do not fit their block");
     // Forget the addresses of the last activation: another program may have used that memory.
-    for (ggml_tensor* t = ggml_get_first_tensor(context_); t != nullptr; t = ggml_get_next_tensor(context_, t)) {
+    for (ggml_tensor* t = ggml_get_first_tensor(context_); t != nullptr;
+         t = ggml_get_next_tensor(context_, t)) {
         t->data = nullptr;
         t->buffer = nullptr;
     }
     for (const Weight& weight : weights_) {
         weights.bind(weight.rows, weight.offset);
         if (weight.transposed != nullptr) weights.bind(weight.transposed, weight.transposed_offset);
-        if (weight.accumulator != nullptr) weights.bind(weight.accumulator, weight.accumulator_offset);
+        if (weight.accumulator != nullptr)
+            weights.bind(weight.accumulator, weight.accumulator_offset);
     }
     for (const ValueId id : instance_.leaves) {
-        if (shared_.graph[id].kind != ValueKind::weight) shared_.constants.bind(shared_.graph, id, instance_[id]);
+        if (shared_.graph[id].kind != ValueKind::weight)
+            shared_.constants.bind(shared_.graph, id, instance_[id]);
     }
-    for (const auto& [id, tensor] : i32_constants_) shared_.constants.bind_as_i32(shared_.graph, id, tensor);
+    for (const auto& [id, tensor] : i32_constants_)
+        shared_.constants.bind_as_i32(shared_.graph, id, tensor);
     if (!ggml_gallocr_alloc_graph(allocator, all_)) {
-        throw Error(ErrorKind::out_of_memory, "no memory for the activations of a segment", "engine",
-                    "lower --memory, the chunk length or the number of chunks per step");
+        throw Error(ErrorKind::out_of_memory, "no memory for the activations of a segment",
+                    "engine", "lower --memory, the chunk length or the number of chunks per step");
     }
 }
 
@@ -250,16 +267,20 @@ void Program::load_weights(WeightSource& source) {
     for (const Weight& weight : weights_) {
         if (options_.stored_types) {
             const auto bytes = source.stored(weight.index);
-            VOODOO_CHECK(bytes.size() == ggml_nbytes(weight.rows), "{} has {} stored bytes", weight.rows->name, bytes.size());
+            VOODOO_CHECK(bytes.size() == ggml_nbytes(weight.rows), "{} has {} stored bytes",
+                         weight.rows->name, bytes.size());
             std::memcpy(weight.rows->data, bytes.data(), bytes.size());
             continue;
         }
-        float* transposed = weight.transposed == nullptr ? nullptr : static_cast<float*>(weight.transposed->data);
+        float* transposed =
+            weight.transposed == nullptr ? nullptr : static_cast<float*>(weight.transposed->data);
         source.load(weight.index, static_cast<float*>(weight.rows->data), transposed);
     }
 }
 
-void Program::forward() { shared_.backend.compute(forward_); }
+void Program::forward() {
+    shared_.backend.compute(forward_);
+}
 
 void Program::backward() {
     VOODOO_CHECK(backward_ != nullptr, "a program without backward pass");
@@ -278,7 +299,8 @@ ggml_tensor* Program::input_grad(ValueId id) const {
 
 void Program::clear_accumulated() {
     for (const Weight& weight : weights_) {
-        if (weight.accumulator != nullptr) std::memset(weight.accumulator->data, 0, ggml_nbytes(weight.accumulator));
+        if (weight.accumulator != nullptr)
+            std::memset(weight.accumulator->data, 0, ggml_nbytes(weight.accumulator));
     }
 }
 

@@ -1,5 +1,5 @@
-// One segment compiled: its forward and backward nodes in a ggml context, bound to the engine's memory.
-// Internal to the engine.
+// One segment compiled: its forward and backward nodes in a ggml context, bound to the engine's
+// memory. Internal to the engine.
 #pragma once
 
 #include <ggml-alloc.h>
@@ -18,7 +18,8 @@
 
 namespace voodoo::engine {
 
-/// Leaves that do not change: masks, positions, indices, zeros; and the token ids. Shared by all programs.
+/// Leaves that do not change: masks, positions, indices, zeros; and the token ids. Shared by all
+/// programs.
 class ConstantPool {
 public:
     ConstantPool(const graph::Graph& graph);
@@ -73,8 +74,8 @@ public:
     /// Bytes of F32 weights, transposes and accumulated gradients.
     size_t weight_bytes() const { return weight_bytes_; }
 
-    /// Binds weights into `weights` (at least weight_bytes()) and allocates activations with `allocator`. Called again
-    /// whenever another program has used them meanwhile.
+    /// Binds weights into `weights` (at least weight_bytes()) and allocates activations with
+    /// `allocator`. Called again whenever another program has used them meanwhile.
     void activate(HostBlock& weights, ggml_gallocr_t allocator);
     void load_weights(WeightSource& source);
 

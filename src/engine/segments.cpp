@@ -16,7 +16,8 @@ using graph::ValueId;
 using graph::ValueKind;
 
 uint64_t value_bytes(const Value& value) {
-    return ggml_row_size(value.type, value.ne[0]) * static_cast<uint64_t>(value.ne[1] * value.ne[2] * value.ne[3]);
+    return ggml_row_size(value.type, value.ne[0]) *
+           static_cast<uint64_t>(value.ne[1] * value.ne[2] * value.ne[3]);
 }
 
 /// Position of the last reader of each op value (views count for their root), or -1.
@@ -78,7 +79,8 @@ Segment describe(const Graph& graph, ValueId begin, ValueId end, ValueId result)
         }
     }
     segment.inputs.assign(inputs.begin(), inputs.end());
-    for (const ValueId weight : weights) segment.weight_elements += static_cast<uint64_t>(graph[weight].n_elements());
+    for (const ValueId weight : weights)
+        segment.weight_elements += static_cast<uint64_t>(graph[weight].n_elements());
     const std::vector<ValueId> last = last_readers(graph);
     for (ValueId id = begin; id < end; ++id) {
         if (graph[id].kind != ValueKind::op) continue;
@@ -92,13 +94,15 @@ std::vector<ValueId> cut_positions(const Graph& graph, ValueId end) {
     const std::vector<uint64_t> live = live_bytes(graph, end);
     uint64_t smallest = UINT64_MAX;
     for (ValueId p = 1; p < end; ++p) {
-        if (live[static_cast<size_t>(p)] > 0) smallest = std::min(smallest, live[static_cast<size_t>(p)]);
+        if (live[static_cast<size_t>(p)] > 0)
+            smallest = std::min(smallest, live[static_cast<size_t>(p)]);
     }
     std::vector<ValueId> cuts;
     for (ValueId p = 1; p < end; ++p) {
         const uint64_t bytes = live[static_cast<size_t>(p)];
         // Up to twice the residual stream: models with a second stream have no narrower place.
-        if (bytes > 0 && bytes <= 2 * smallest && graph[p - 1].kind == ValueKind::op) cuts.push_back(p);
+        if (bytes > 0 && bytes <= 2 * smallest && graph[p - 1].kind == ValueKind::op)
+            cuts.push_back(p);
     }
     return cuts;
 }
@@ -117,10 +121,12 @@ SegmentPlan plan_segments(const Graph& graph, uint64_t memory_bytes, int residen
     plan.hidden = graph.root(graph[head].src[1]);
     plan.head_weight = graph.root(graph[head].src[0]);
     VOODOO_CHECK(graph[plan.hidden].kind == ValueKind::op, "the head reads a leaf");
-    // The tail starts right after the hidden state; what lies between it and the head belongs to the tail.
+    // The tail starts right after the hidden state; what lies between it and the head belongs to
+    // the tail.
     const ValueId border = plan.hidden + 1;
     plan.tail = describe(graph, border, graph.output + 1, graph.output);
-    plan.tail_is_row_wise = graph::is_row_wise(graph, border, graph.output + 1) && plan.tail.inputs.size() == 1 &&
+    plan.tail_is_row_wise = graph::is_row_wise(graph, border, graph.output + 1) &&
+                            plan.tail.inputs.size() == 1 &&
                             graph[plan.hidden].ne[1] == graph.n_tokens;
 
     ValueId begin = 0;
@@ -135,7 +141,8 @@ SegmentPlan plan_segments(const Graph& graph, uint64_t memory_bytes, int residen
             last_cut = cut;
         }
         const Segment rest = describe(graph, begin, border, plan.hidden);
-        if (segment_bytes(rest, resident_copies) > memory_bytes && last_cut > begin && last_cut < border) {
+        if (segment_bytes(rest, resident_copies) > memory_bytes && last_cut > begin &&
+            last_cut < border) {
             plan.body.push_back(describe(graph, begin, last_cut, kNoValue));
             begin = last_cut;
         }

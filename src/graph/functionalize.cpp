@@ -10,10 +10,13 @@ namespace voodoo::graph {
 namespace {
 
 bool is_view_op(ggml_op op) {
-    return op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
+    return op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
 }
 
-Shape contiguous_strides(const Shape& ne) { return {1, ne[0], ne[0] * ne[1], ne[0] * ne[1] * ne[2]}; }
+Shape contiguous_strides(const Shape& ne) {
+    return {1, ne[0], ne[0] * ne[1], ne[0] * ne[1] * ne[2]};
+}
 
 /// Where a tensor lies in the storage it belongs to, in elements.
 struct Window {
@@ -35,7 +38,8 @@ struct Window {
 
 class Functionalizer {
 public:
-    explicit Functionalizer(const Trace& trace) : trace_(trace), versions_(trace.tensors.size(), kNoValue) {}
+    explicit Functionalizer(const Trace& trace)
+        : trace_(trace), versions_(trace.tensors.size(), kNoValue) {}
 
     Graph run() {
         graph_.n_tokens = static_cast<int64_t>(trace_.tokens.size());
@@ -65,7 +69,8 @@ private:
         const int64_t block = ggml_blck_size(t.type);
         const auto elements = [&](size_t bytes) {
             if (static_cast<int64_t>(bytes) % type_size != 0) {
-                throw Error(ErrorKind::unsupported_model, "a view does not start or step at whole elements", t.name);
+                throw Error(ErrorKind::unsupported_model,
+                            "a view does not start or step at whole elements", t.name);
             }
             return static_cast<int64_t>(bytes) / type_size * block;
         };
@@ -85,22 +90,26 @@ private:
 
     ValueId add_leaf(int id) {
         const TraceTensor& t = tensor(id);
-        VOODOO_CHECK(t.op == GGML_OP_NONE, "{} ({}) is read before it is computed", t.name, ggml_op_name(t.op));
+        VOODOO_CHECK(t.op == GGML_OP_NONE, "{} ({}) is read before it is computed", t.name,
+                     ggml_op_name(t.op));
         Value leaf;
         leaf.type = t.type;
         leaf.ne = t.ne;
         leaf.name = t.name;
         if (t.is_weight) {
             leaf.kind = ValueKind::weight;
-            // llama.cpp may make two tensors of one name (a tied head); both are the same weight here.
+            // llama.cpp may make two tensors of one name (a tied head); both are the same weight
+            // here.
             const auto [known, inserted] = weights_.emplace(t.name, graph_.size());
             if (!inserted) return known->second;
         } else if (t.is_zero) {
             leaf.kind = ValueKind::zeros;
         } else {
             VOODOO_CHECK(t.data != nullptr, "leaf {} has no data", t.name);
-            const bool is_tokens = t.type == GGML_TYPE_I32 && t.data->size() == trace_.tokens.size() * sizeof(int32_t) &&
-                                   std::memcmp(t.data->data(), trace_.tokens.data(), t.data->size()) == 0;
+            const bool is_tokens =
+                t.type == GGML_TYPE_I32 &&
+                t.data->size() == trace_.tokens.size() * sizeof(int32_t) &&
+                std::memcmp(t.data->data(), trace_.tokens.data(), t.data->size()) == 0;
             leaf.kind = is_tokens ? ValueKind::tokens : ValueKind::constant;
             if (!is_tokens) leaf.data = t.data;
         }
@@ -113,9 +122,11 @@ private:
         const ValueId version = current(owner);
         const Window w = window(id);
         const Value& root = graph_[version];
-        if (w.ne == root.ne && w.covers(root.n_elements()) && root.type == tensor(id).type) return version;
+        if (w.ne == root.ne && w.covers(root.n_elements()) && root.type == tensor(id).type)
+            return version;
         if (root.type != tensor(id).type) {
-            throw Error(ErrorKind::unsupported_model, "a view reads memory as another type", tensor(id).name);
+            throw Error(ErrorKind::unsupported_model, "a view reads memory as another type",
+                        tensor(id).name);
         }
         const auto key = std::make_tuple(version, w.ne, w.stride, w.offset);
         if (const auto known = views_.find(key); known != views_.end()) return known->second;
@@ -149,13 +160,15 @@ private:
     void add_node(int node) {
         const TraceTensor& t = tensor(node);
         std::vector<ValueId> src;
-        // CPY's second source is only where the result goes; SET_ROWS' third is what it writes into.
+        // CPY's second source is only where the result goes; SET_ROWS' third is what it writes
+        // into.
         const size_t n_read = t.op == GGML_OP_CPY ? 1 : t.src.size();
         for (size_t i = 0; i < n_read; ++i) src.push_back(t.src[i] < 0 ? kNoValue : read(t.src[i]));
         Value value = op_value(node, std::move(src));
         if (t.op == GGML_OP_CPY) {
             const Value& source = graph_[value.src[0]];
-            // A copy of equal type is CONT; to another type it stays CPY, whose target is made at instantiation.
+            // A copy of equal type is CONT; to another type it stays CPY, whose target is made at
+            // instantiation.
             if (source.type == t.type) value.op = GGML_OP_CONT;
         }
         const ValueId result = push(std::move(value));
@@ -177,8 +190,10 @@ private:
             return;
         }
         const Value& base = graph_[before];
-        if (base.type != GGML_TYPE_F32 || graph_[result].type != GGML_TYPE_F32 || w.stride[0] != 1) {
-            throw Error(ErrorKind::unsupported_model, "a partial write that is not a row-wise F32 window", tensor(node).name);
+        if (base.type != GGML_TYPE_F32 || graph_[result].type != GGML_TYPE_F32 ||
+            w.stride[0] != 1) {
+            throw Error(ErrorKind::unsupported_model,
+                        "a partial write that is not a row-wise F32 window", tensor(node).name);
         }
         Value set;
         set.kind = ValueKind::op;
@@ -189,7 +204,8 @@ private:
         set.name = tensor(node).name + " (written)";
         // ggml_set's parameters: nb1, nb2, nb3, offset in bytes, inplace.
         for (size_t d = 1; d < GGML_MAX_DIMS; ++d) {
-            set.op_params[d - 1] = static_cast<int32_t>(w.stride[d] * static_cast<int64_t>(sizeof(float)));
+            set.op_params[d - 1] =
+                static_cast<int32_t>(w.stride[d] * static_cast<int64_t>(sizeof(float)));
         }
         set.op_params[3] = static_cast<int32_t>(w.offset * static_cast<int64_t>(sizeof(float)));
         set.op_params[4] = 0;
@@ -229,6 +245,8 @@ private:
 
 }  // namespace
 
-Graph functionalize(const Trace& trace) { return Functionalizer(trace).run(); }
+Graph functionalize(const Trace& trace) {
+    return Functionalizer(trace).run();
+}
 
 }  // namespace voodoo::graph

@@ -6,7 +6,8 @@
 namespace voodoo::graph {
 
 /// Rewrites a trace into a pure program:
-/// * each write into existing memory (SET_ROWS, CPY into a view, in-place ops) makes a new version of the
+/// * each write into existing memory (SET_ROWS, CPY into a view, in-place ops) makes a new version
+/// of the
 ///   written storage, and later reads see the newest version;
 /// * VIEW, RESHAPE, PERMUTE and TRANSPOSE become windows on the value that owns the memory;
 /// * the leaf that holds the batch's token ids becomes ValueKind::tokens;

@@ -29,11 +29,11 @@ struct Value {
     ggml_type type = GGML_TYPE_F32;
     Shape ne{};
     OpParams op_params{};
-    std::vector<ValueId> src;          ///< kNoValue for absent sources
-    std::string name;                  ///< ggml's name; of a weight: the tensor's name in the file
-    Shape stride{};                    ///< views: strides in elements of src[0]'s storage
-    int64_t offset = 0;                ///< views: offset in elements
-    std::shared_ptr<const Bytes> data; ///< constants
+    std::vector<ValueId> src;           ///< kNoValue for absent sources
+    std::string name;                   ///< ggml's name; of a weight: the tensor's name in the file
+    Shape stride{};                     ///< views: strides in elements of src[0]'s storage
+    int64_t offset = 0;                 ///< views: offset in elements
+    std::shared_ptr<const Bytes> data;  ///< constants
 
     int64_t n_elements() const { return ne[0] * ne[1] * ne[2] * ne[3]; }
     bool is_leaf() const { return kind != ValueKind::view && kind != ValueKind::op; }
@@ -42,7 +42,7 @@ struct Value {
 /// A program from token ids to logits. Values are in topological order.
 struct Graph {
     std::vector<Value> values;
-    ValueId output = kNoValue;         ///< logits, F32 [n_vocab, n_tokens]
+    ValueId output = kNoValue;  ///< logits, F32 [n_vocab, n_tokens]
     int64_t n_tokens = 0;
     int n_sequences = 1;
 

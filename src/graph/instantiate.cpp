@@ -10,14 +10,19 @@ namespace voodoo::graph {
 namespace {
 
 double exact_gelu(double x) {
-    return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * x * (1.0 + 0.044715 * x * x)));
+    return 0.5 * x *
+           (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * x * (1.0 + 0.044715 * x * x)));
 }
-double exact_gelu_quick(double x) { return x / (1.0 + std::exp(-1.702 * x)); }
+double exact_gelu_quick(double x) {
+    return x / (1.0 + std::exp(-1.702 * x));
+}
 
 float* float_row(ggml_tensor* t, int64_t row) {
-    const int64_t i1 = row % t->ne[1], i2 = row / t->ne[1] % t->ne[2], i3 = row / (t->ne[1] * t->ne[2]);
-    return reinterpret_cast<float*>(static_cast<char*>(t->data) + static_cast<size_t>(i1) * t->nb[1] +
-                                    static_cast<size_t>(i2) * t->nb[2] + static_cast<size_t>(i3) * t->nb[3]);
+    const int64_t i1 = row % t->ne[1], i2 = row / t->ne[1] % t->ne[2],
+                  i3 = row / (t->ne[1] * t->ne[2]);
+    return reinterpret_cast<float*>(
+        static_cast<char*>(t->data) + static_cast<size_t>(i1) * t->nb[1] +
+        static_cast<size_t>(i2) * t->nb[2] + static_cast<size_t>(i3) * t->nb[3]);
 }
 
 template <double (*kFunction)(double)>
@@ -29,7 +34,8 @@ void exact_unary_op(ggml_tensor* dst, int ith, int nth, void*) {
     }
 }
 
-/// Gated form: src[1] is the gate's partner, or the halves of src[0] (userdata != nullptr: swapped).
+/// Gated form: src[1] is the gate's partner, or the halves of src[0] (userdata != nullptr:
+/// swapped).
 template <double (*kFunction)(double)>
 void exact_glu_op(ggml_tensor* dst, int ith, int nth, void* swapped) {
     for (int64_t row = ith; row < ggml_nrows(dst); row += nth) {
@@ -45,7 +51,8 @@ void exact_glu_op(ggml_tensor* dst, int ith, int nth, void* swapped) {
 ggml_custom_op_t exact_form(const Value& value) {
     if (value.op == GGML_OP_UNARY) {
         if (value.op_params[0] == GGML_UNARY_OP_GELU) return &exact_unary_op<exact_gelu>;
-        if (value.op_params[0] == GGML_UNARY_OP_GELU_QUICK) return &exact_unary_op<exact_gelu_quick>;
+        if (value.op_params[0] == GGML_UNARY_OP_GELU_QUICK)
+            return &exact_unary_op<exact_gelu_quick>;
     }
     if (value.op == GGML_OP_GLU) {
         if (value.op_params[0] == GGML_GLU_OP_GEGLU) return &exact_glu_op<exact_gelu>;
@@ -56,7 +63,8 @@ ggml_custom_op_t exact_form(const Value& value) {
 
 class Instantiator {
 public:
-    Instantiator(const Graph& graph, ggml_context* context, ValueId begin, const InstantiateOptions& options)
+    Instantiator(const Graph& graph, ggml_context* context, ValueId begin,
+                 const InstantiateOptions& options)
         : graph_(graph), context_(context), begin_(begin), options_(options) {
         instance_.tensors.resize(static_cast<size_t>(graph.size()), nullptr);
     }
@@ -90,7 +98,8 @@ private:
             instance_.nodes.push_back(tensor);
         } else if (value.is_leaf()) {
             ggml_type type = value.type;
-            if (value.kind == ValueKind::weight && options_.weight_type) type = options_.weight_type(id);
+            if (value.kind == ValueKind::weight && options_.weight_type)
+                type = options_.weight_type(id);
             tensor = ggml_new_tensor(context_, type, GGML_MAX_DIMS, value.ne.data());
             instance_.leaves.push_back(id);
         } else {
@@ -137,7 +146,8 @@ private:
         const Shape ne = shape(value);
         if (options_.exact_gelu) {
             if (const ggml_custom_op_t function = exact_form(value)) {
-                void* swapped = value.op_params[1] != 0 ? this : nullptr;  // any non-null pointer is "true"
+                void* swapped =
+                    value.op_params[1] != 0 ? this : nullptr;  // any non-null pointer is "true"
                 ggml_tensor* node =
                     ggml_custom_4d(context_, value.type, ne[0], ne[1], ne[2], ne[3], src.data(),
                                    static_cast<int>(src.size()), function, GGML_N_TASKS_MAX,
@@ -174,12 +184,15 @@ bool is_row_wise_op(const Graph& graph, const Value& value) {
             return w.kind == ValueKind::weight && w.ne[2] == 1 && w.ne[3] == 1;
         }
         case GGML_OP_SCALE:
-        case GGML_OP_UNARY: return true;
+        case GGML_OP_UNARY:
+            return true;
         case GGML_OP_ADD:
         case GGML_OP_SUB:
         case GGML_OP_MUL:
-        case GGML_OP_DIV: return is_weight_row(value.src[1]);
-        default: return false;
+        case GGML_OP_DIV:
+            return is_weight_row(value.src[1]);
+        default:
+            return false;
     }
 }
 
@@ -201,6 +214,8 @@ bool is_row_wise(const Graph& graph, ValueId begin, ValueId end) {
     return true;
 }
 
-size_t context_size_bytes(size_t n_tensors) { return n_tensors * ggml_tensor_overhead(); }
+size_t context_size_bytes(size_t n_tensors) {
+    return n_tensors * ggml_tensor_overhead();
+}
 
 }  // namespace voodoo::graph

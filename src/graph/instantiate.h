@@ -1,5 +1,5 @@
-// SSA graph -> ggml tensors in a caller's context, whole or a range of values. Creates nodes only: allocation and
-// computation are the engine's.
+// SSA graph -> ggml tensors in a caller's context, whole or a range of values. Creates nodes only:
+// allocation and computation are the engine's.
 #pragma once
 
 #include <functional>
@@ -13,11 +13,11 @@ namespace voodoo::graph {
 struct InstantiateOptions {
     /// Type of a weight leaf in the program; empty: as stored in the file.
     std::function<ggml_type(ValueId weight)> weight_type;
-    /// GELU and GELU_QUICK by exact arithmetic instead of the CPU backend's table of F16 values, so that finite
-    /// differences of the forward pass are smooth. For checks; forward only.
+    /// GELU and GELU_QUICK by exact arithmetic instead of the CPU backend's table of F16 values, so
+    /// that finite differences of the forward pass are smooth. For checks; forward only.
     bool exact_gelu = false;
-    /// Number of columns (ne1) of the graph's values, if not the graph's own: only for ranges of row-wise ops
-    /// (is_row_wise) over a boundary of shape [n, n_columns].
+    /// Number of columns (ne1) of the graph's values, if not the graph's own: only for ranges of
+    /// row-wise ops (is_row_wise) over a boundary of shape [n, n_columns].
     int64_t n_columns = 0;
 };
 
@@ -35,13 +35,13 @@ struct Instance {
     ggml_tensor* operator[](ValueId id) const { return tensors[static_cast<size_t>(id)]; }
 };
 
-/// Creates the values [begin, end) that are needed for `end - 1` and whatever the caller reads later: all ops of the
-/// range. Leaves and views are made where they are used.
+/// Creates the values [begin, end) that are needed for `end - 1` and whatever the caller reads
+/// later: all ops of the range. Leaves and views are made where they are used.
 Instance instantiate(const Graph& graph, ggml_context* context, ValueId begin, ValueId end,
                      const InstantiateOptions& options = {});
 
-/// Whether every op in [begin, end) treats the columns (ne1) of its inputs independently, so that the range may be run
-/// on slices of columns.
+/// Whether every op in [begin, end) treats the columns (ne1) of its inputs independently, so that
+/// the range may be run on slices of columns.
 bool is_row_wise(const Graph& graph, ValueId begin, ValueId end);
 
 /// ggml context size for n tensors.

@@ -27,7 +27,8 @@ public:
     bool find_output(int64_t n_vocab, int64_t n_tokens) {
         for (size_t i = trace_.order.size(); trace_.output < 0 && i-- > 0;) {
             const graph::TraceTensor& t = trace_.tensors[static_cast<size_t>(trace_.order[i])];
-            if (t.type == GGML_TYPE_F32 && t.ne == graph::Shape{n_vocab, n_tokens, 1, 1}) trace_.output = trace_.order[i];
+            if (t.type == GGML_TYPE_F32 && t.ne == graph::Shape{n_vocab, n_tokens, 1, 1})
+                trace_.output = trace_.order[i];
         }
         return trace_.output >= 0;
     }
@@ -35,7 +36,8 @@ public:
 
 private:
     void record(ggml_tensor* node) {
-        // The scheduler asks about all nodes of a split before it computes the first, so nothing is lost.
+        // The scheduler asks about all nodes of a split before it computes the first, so nothing is
+        // lost.
         stop_.request();
         trace_.order.push_back(id_of(node));
         if (std::strcmp(node->name, kLogitsName) == 0) trace_.output = trace_.order.back();
@@ -54,7 +56,8 @@ private:
         if (tensor->view_src != nullptr) t.view_src = id_of(tensor->view_src);
         int n_src = GGML_MAX_SRC;
         while (n_src > 0 && tensor->src[n_src - 1] == nullptr) --n_src;
-        for (int i = 0; i < n_src; ++i) t.src.push_back(tensor->src[i] == nullptr ? -1 : id_of(tensor->src[i]));
+        for (int i = 0; i < n_src; ++i)
+            t.src.push_back(tensor->src[i] == nullptr ? -1 : id_of(tensor->src[i]));
         if (tensor->op == GGML_OP_NONE && tensor->view_src == nullptr) record_leaf(tensor, t);
         const int id = static_cast<int>(trace_.tensors.size());
         trace_.tensors.push_back(std::move(t));
@@ -64,17 +67,20 @@ private:
 
     void record_leaf(ggml_tensor* tensor, graph::TraceTensor& t) const {
         VOODOO_CHECK(tensor->buffer != nullptr, "leaf {} has no buffer", tensor->name);
-        t.is_weight = ggml_backend_buffer_get_usage(tensor->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+        t.is_weight =
+            ggml_backend_buffer_get_usage(tensor->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
         if (t.is_weight) {
             if (on_weight_) on_weight_(tensor);
             return;
         }
         auto data = std::make_shared<graph::Bytes>(ggml_nbytes(tensor));
         ggml_backend_tensor_get(tensor, data->data(), 0, data->size());
-        t.is_zero = std::all_of(data->begin(), data->end(), [](std::byte b) { return b == std::byte{0}; });
+        t.is_zero =
+            std::all_of(data->begin(), data->end(), [](std::byte b) { return b == std::byte{0}; });
         // Small zero leaves stay constants: an index 0 or a position 0 is data, not a fresh cache.
         constexpr size_t kSmall = 4096;
-        if (t.is_zero && (data->size() <= kSmall || tensor->type == GGML_TYPE_I32 || tensor->type == GGML_TYPE_I64)) {
+        if (t.is_zero && (data->size() <= kSmall || tensor->type == GGML_TYPE_I32 ||
+                          tensor->type == GGML_TYPE_I64)) {
             t.is_zero = false;
         }
         if (!t.is_zero) t.data = std::move(data);
@@ -111,7 +117,8 @@ ContextOptions context_options(size_t n_tokens, const CaptureOptions& options, R
 Capture capture(const Model& model, std::span<const Token> tokens, const CaptureOptions& options) {
     const size_t n_sequences = static_cast<size_t>(std::max(options.n_sequences, 1));
     if (tokens.empty() || tokens.size() % n_sequences != 0) {
-        throw Error(ErrorKind::usage, fmt::format("{} tokens do not make {} sequences", tokens.size(), n_sequences));
+        throw Error(ErrorKind::usage,
+                    fmt::format("{} tokens do not make {} sequences", tokens.size(), n_sequences));
     }
     VOODOO_CHECK(!model.options().use_extra_bufts, "capture of a model with repacked weights");
     Recorder recorder(options);
@@ -120,10 +127,13 @@ Capture capture(const Model& model, std::span<const Token> tokens, const Capture
     Batch batch;
     batch.reserve(tokens.size());
     for (size_t i = 0; i < tokens.size(); ++i) {
-        batch.add(tokens[i], static_cast<int32_t>(i % length), static_cast<int32_t>(i / length), true);
+        batch.add(tokens[i], static_cast<int32_t>(i % length), static_cast<int32_t>(i / length),
+                  true);
     }
     Capture result;
-    const auto has_output = [&] { return recorder.find_output(model.n_vocab(), static_cast<int64_t>(tokens.size())); };
+    const auto has_output = [&] {
+        return recorder.find_output(model.n_vocab(), static_cast<int64_t>(tokens.size()));
+    };
     try {
         context.decode(batch);
         if (options.compute_logits) {
@@ -135,7 +145,8 @@ Capture capture(const Model& model, std::span<const Token> tokens, const Capture
         if (error.kind() != ErrorKind::interrupted) throw;
     }
     if (!has_output()) {
-        throw Error(ErrorKind::unsupported_model, "the model's graph has no logits", model.path().string());
+        throw Error(ErrorKind::unsupported_model, "the model's graph has no logits",
+                    model.path().string());
     }
     result.trace = recorder.take();
     result.trace.tokens.assign(tokens.begin(), tokens.end());

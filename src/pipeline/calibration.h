@@ -1,4 +1,5 @@
-// Stage "data": calibration and validation tokens, the teacher's hidden states, the importance matrix.
+// Stage "data": calibration and validation tokens, the teacher's hidden states, the importance
+// matrix.
 #pragma once
 
 #include <optional>
@@ -18,8 +19,8 @@ namespace voodoo::pipeline {
 class Calibration {
 public:
     int32_t chunk_len = 0;
-    int n_sequences = 1;          ///< chunks in a batch
-    int n_train = 0;              ///< batches
+    int n_sequences = 1;  ///< chunks in a batch
+    int n_train = 0;      ///< batches
     int n_valid = 0;
     int64_t n_hidden = 0;
     std::string token_hash;
@@ -29,7 +30,8 @@ public:
     int64_t batch_tokens() const { return static_cast<int64_t>(chunk_len) * n_sequences; }
     /// Tokens of batch i, counted through training and validation.
     std::span<const int32_t> batch(int i) const {
-        return std::span(tokens_).subspan(static_cast<size_t>(i * batch_tokens()), static_cast<size_t>(batch_tokens()));
+        return std::span(tokens_).subspan(static_cast<size_t>(i * batch_tokens()),
+                                          static_cast<size_t>(batch_tokens()));
     }
     /// Teacher's hidden states of batch i, [batch_tokens][n_hidden], mapped.
     std::span<const float> states(int i) const;
@@ -43,8 +45,8 @@ private:
 };
 
 /// Makes or reloads the data of a run. `results` receives the stages that were run.
-Calibration prepare_calibration(Workbench& bench, RunDir& run, std::vector<StageResult>& results, Observer& observer,
-                                const Cancellation& cancellation);
+Calibration prepare_calibration(Workbench& bench, RunDir& run, std::vector<StageResult>& results,
+                                Observer& observer, const Cancellation& cancellation);
 
 /// Chunks per batch for these settings.
 int sequences_per_batch(const Settings& settings);

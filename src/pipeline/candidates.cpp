@@ -14,7 +14,8 @@ quant::SourceTensor source_of(const Workbench& bench, const Tensor& tensor) {
     return {tensor.info->type, bench.file().data(*tensor.info).data(), tensor.shape};
 }
 
-/// A stratified sample: evenly spaced rows, never from two matrices (experts) at once for one importance slice.
+/// A stratified sample: evenly spaced rows, never from two matrices (experts) at once for one
+/// importance slice.
 struct RowSample {
     std::vector<float> rows;
     quant::MatrixShape shape;
@@ -24,11 +25,13 @@ struct RowSample {
 constexpr int64_t kMinSampleRows = 16;
 constexpr int64_t kMaxSampleRows = 96;
 
-RowSample sample_rows(const Workbench& bench, const Tensor& tensor, const std::vector<float>& importance) {
+RowSample sample_rows(const Workbench& bench, const Tensor& tensor,
+                      const std::vector<float>& importance) {
     RowSample sample;
     const int64_t n = tensor.shape.n_per_row;
-    const int64_t per_matrix = std::max<int64_t>(1, std::clamp(tensor.shape.n_rows / 24, kMinSampleRows, kMaxSampleRows) /
-                                                        std::min<int64_t>(tensor.shape.n_mat, kMinSampleRows));
+    const int64_t per_matrix =
+        std::max<int64_t>(1, std::clamp(tensor.shape.n_rows / 24, kMinSampleRows, kMaxSampleRows) /
+                                 std::min<int64_t>(tensor.shape.n_mat, kMinSampleRows));
     const int64_t n_rows = std::min(per_matrix, tensor.shape.n_rows);
     const int64_t n_mat = std::min<int64_t>(tensor.shape.n_mat, kMinSampleRows);
     sample.shape = {n, n_rows, n_mat};
@@ -40,20 +43,23 @@ RowSample sample_rows(const Workbench& bench, const Tensor& tensor, const std::v
         const int64_t matrix = m * tensor.shape.n_mat / n_mat;
         for (int64_t r = 0; r < n_rows; ++r, to += n) {
             const int64_t row = matrix * tensor.shape.n_rows + r * tensor.shape.n_rows / n_rows;
-            quant::to_float(tensor.info->type, data + static_cast<uint64_t>(row) * row_bytes, to, n);
+            quant::to_float(tensor.info->type, data + static_cast<uint64_t>(row) * row_bytes, to,
+                            n);
         }
         if (!importance.empty()) {
-            sample.importance.insert(sample.importance.end(), importance.begin() + matrix * n, importance.begin() + (matrix + 1) * n);
+            sample.importance.insert(sample.importance.end(), importance.begin() + matrix * n,
+                                     importance.begin() + (matrix + 1) * n);
         }
     }
     return sample;
 }
 
-/// How far above the chord (in log error) a type is still kept: tensors differ, and the sample has its error.
+/// How far above the chord (in log error) a type is still kept: tensors differ, and the sample has
+/// its error.
 constexpr double kHullSlack = -0.12;
 
-/// Keeps the types on the lower convex hull of (bytes, error). A type that lies clearly above the chord of its neighbours is dropped
-/// too: mixing these over tensors does as well.
+/// Keeps the types on the lower convex hull of (bytes, error). A type that lies clearly above the
+/// chord of its neighbours is dropped too: mixing these over tensors does as well.
 std::vector<Candidate> lower_hull(std::vector<Candidate> candidates) {
     std::vector<Candidate> hull;
     std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
@@ -63,11 +69,14 @@ std::vector<Candidate> lower_hull(std::vector<Candidate> candidates) {
         if (!hull.empty() && candidate.sample_error >= hull.back().sample_error) continue;
         hull.push_back(candidate);
     }
-    // Errors fall about as 4^-bits: the chord is drawn in the logarithm, where the hull of good types is nearly straight.
+    // Errors fall about as 4^-bits: the chord is drawn in the logarithm, where the hull of good
+    // types is nearly straight.
     const auto gain = [&](size_t i) {
         const Candidate &a = hull[i - 1], &b = hull[i], &c = hull[i + 1];
-        const double share = static_cast<double>(b.bytes - a.bytes) / static_cast<double>(c.bytes - a.bytes);
-        const double chord = std::log(a.sample_error) * (1 - share) + std::log(std::max(c.sample_error, 1e-12)) * share;
+        const double share =
+            static_cast<double>(b.bytes - a.bytes) / static_cast<double>(c.bytes - a.bytes);
+        const double chord = std::log(a.sample_error) * (1 - share) +
+                             std::log(std::max(c.sample_error, 1e-12)) * share;
         return chord - std::log(std::max(b.sample_error, 1e-12));
     };
     bool changed = true;
@@ -86,7 +95,8 @@ std::vector<Candidate> lower_hull(std::vector<Candidate> candidates) {
 
 }  // namespace
 
-std::vector<ggml_type> allowed_types(const Workbench& bench, const Tensor& tensor, bool have_imatrix) {
+std::vector<ggml_type> allowed_types(const Workbench& bench, const Tensor& tensor,
+                                     bool have_imatrix) {
     const Settings& settings = bench.settings();
     std::vector<ggml_type> types;
     if (!tensor.pinned.empty()) {
@@ -94,15 +104,18 @@ std::vector<ggml_type> allowed_types(const Workbench& bench, const Tensor& tenso
         return types;
     }
     for (const quant::TypeInfo& info : quant::all_types()) {
-        if (!quant::is_legal(info.type, tensor.shape.n_per_row, have_imatrix, tensor.is_embedding_or_head)) continue;
+        if (!quant::is_legal(info.type, tensor.shape.n_per_row, have_imatrix,
+                             tensor.is_embedding_or_head))
+            continue;
         if (!info.runs_matmul || (tensor.is_embedding_or_head && !info.runs_get_rows)) continue;
         if (settings.types.empty()) {
             if (static_cast<double>(info.encode_ns) > settings.max_encode_ns) continue;
-            if (info.type == GGML_TYPE_F16 && tensor.info->type != GGML_TYPE_F16) continue;  // BF16 serves as well
+            if (info.type == GGML_TYPE_F16 && tensor.info->type != GGML_TYPE_F16)
+                continue;  // BF16 serves as well
         } else {
-            const bool listed = std::any_of(settings.types.begin(), settings.types.end(), [&](const std::string& name) {
-                return quant::find_type(name) == info.type;
-            });
+            const bool listed = std::any_of(
+                settings.types.begin(), settings.types.end(),
+                [&](const std::string& name) { return quant::find_type(name) == info.type; });
             if (!listed) continue;
         }
         types.push_back(info.type);
@@ -132,13 +145,19 @@ SizeRange attainable_range(const Workbench& bench) {
 
 std::vector<std::string> type_names(const std::vector<Candidate>& candidates) {
     std::vector<std::string> names;
-    for (const Candidate& candidate : candidates) names.emplace_back(quant::type_info(candidate.type).name);
+    for (const Candidate& candidate : candidates)
+        names.emplace_back(quant::type_info(candidate.type).name);
     return names;
 }
 
-Candidates::Candidates(Workbench& bench, const Calibration& calibration, const std::filesystem::path& folder, Observer& observer,
+Candidates::Candidates(Workbench& bench, const Calibration& calibration,
+                       const std::filesystem::path& folder, Observer& observer,
                        const Cancellation& cancellation)
-    : bench_(bench), observer_(observer), cancellation_(cancellation), store_(folder), source_hash_(bench.tensors().size()) {
+    : bench_(bench),
+      observer_(observer),
+      cancellation_(cancellation),
+      store_(folder),
+      source_hash_(bench.tensors().size()) {
     int64_t n_unrouted = 0;
     for (const Tensor& tensor : bench.tensors()) {
         quant::Importance importance = calibration.imatrix.importance(tensor.name);
@@ -146,52 +165,68 @@ Candidates::Candidates(Workbench& bench, const Calibration& calibration, const s
         importance_hash_.push_back(quant::importance_hash(importance.values));
         importance_.push_back(std::move(importance.values));
     }
-    if (n_unrouted > 0) observer.log(LogLevel::warn, fmt::format("{} experts saw no calibration token", n_unrouted));
+    if (n_unrouted > 0)
+        observer.log(LogLevel::warn,
+                     fmt::format("{} experts saw no calibration token", n_unrouted));
 }
 
 quant::CandidateKey Candidates::key(size_t tensor, ggml_type type) {
     std::string& hash = source_hash_[tensor];
     if (hash.empty()) hash = quant::source_hash(source_of(bench_, bench_.tensors()[tensor]));
-    return {hash, importance_hash_[tensor], type, bench_.tensors()[tensor].shape, bench_.encoder().identity()};
+    return {hash, importance_hash_[tensor], type, bench_.tensors()[tensor].shape,
+            bench_.encoder().identity()};
 }
 
 quant::StoredCandidate Candidates::encoded(size_t tensor, ggml_type type) {
     const std::vector<float>& importance = importance_[tensor];
-    return store_.find_or_put(key(tensor, type), source_of(bench_, bench_.tensors()[tensor]), importance.empty() ? nullptr : importance.data(),
-                              bench_.encoder(), bench_.pool(), &cancellation_, observer_);
+    return store_.find_or_put(key(tensor, type), source_of(bench_, bench_.tensors()[tensor]),
+                              importance.empty() ? nullptr : importance.data(), bench_.encoder(),
+                              bench_.pool(), &cancellation_, observer_);
 }
 
-bool Candidates::usable(size_t tensor, ggml_type type) { return encoded(tensor, type).usable(); }
+bool Candidates::usable(size_t tensor, ggml_type type) {
+    return encoded(tensor, type).usable();
+}
 
-std::vector<Candidate> Candidates::measure(size_t index, const std::vector<ggml_type>& types) const {
+std::vector<Candidate> Candidates::measure(size_t index,
+                                           const std::vector<ggml_type>& types) const {
     const Tensor& tensor = bench_.tensors()[index];
     const RowSample sample = sample_rows(bench_, tensor, importance_[index]);
     const float* importance = sample.importance.empty() ? nullptr : sample.importance.data();
-    const auto reference = quant::make_view(GGML_TYPE_F32, reinterpret_cast<const std::byte*>(sample.rows.data()), sample.shape.n_per_row);
+    const auto reference =
+        quant::make_view(GGML_TYPE_F32, reinterpret_cast<const std::byte*>(sample.rows.data()),
+                         sample.shape.n_per_row);
     std::vector<Candidate> measured;
     for (const ggml_type type : types) {
         Candidate candidate{type, bench_.padded_bytes(tensor, type), 0.0};
-        std::vector<std::byte> bytes(quant::size_bytes(type, sample.shape.n_per_row, sample.shape.total_rows()));
-        const quant::EncodeResult result = quant::encode(bench_.encoder(), type, sample.rows.data(), sample.shape, importance, bytes.data(),
-                                                         bench_.pool(), &cancellation_);
+        std::vector<std::byte> bytes(
+            quant::size_bytes(type, sample.shape.n_per_row, sample.shape.total_rows()));
+        const quant::EncodeResult result =
+            quant::encode(bench_.encoder(), type, sample.rows.data(), sample.shape, importance,
+                          bytes.data(), bench_.pool(), &cancellation_);
         if (!result.usable) {
-            observer_.log(LogLevel::debug, fmt::format("{} can't be {}: {}", tensor.name, quant::type_info(type).name, result.reason));
+            observer_.log(LogLevel::debug, fmt::format("{} can't be {}: {}", tensor.name,
+                                                       quant::type_info(type).name, result.reason));
             continue;
         }
         const auto view = quant::make_view(type, bytes.data(), sample.shape.n_per_row);
-        const quant::ErrorMoments moments = quant::error_moments({&view, 1}, reference, sample.shape, importance, bench_.pool());
+        const quant::ErrorMoments moments =
+            quant::error_moments({&view, 1}, reference, sample.shape, importance, bench_.pool());
         candidate.sample_error = moments.reference > 0 ? moments.error[0] / moments.reference : 0.0;
         measured.push_back(candidate);
     }
-    std::sort(measured.begin(), measured.end(), [](const Candidate& a, const Candidate& b) { return a.bytes < b.bytes; });
+    std::sort(measured.begin(), measured.end(),
+              [](const Candidate& a, const Candidate& b) { return a.bytes < b.bytes; });
     return measured;
 }
 
 /// Bits per weight that the budget leaves for the tensors of the search.
 static double budget_bits(const Workbench& bench, uint64_t budget_bytes) {
     double weights = 0;
-    for (const Tensor& tensor : bench.tensors()) weights += static_cast<double>(tensor.shape.n_elements());
-    return 8.0 * (static_cast<double>(budget_bytes) - static_cast<double>(bench.fixed_bytes())) / weights;
+    for (const Tensor& tensor : bench.tensors())
+        weights += static_cast<double>(tensor.shape.n_elements());
+    return 8.0 * (static_cast<double>(budget_bytes) - static_cast<double>(bench.fixed_bytes())) /
+           weights;
 }
 
 Candidates::Window Candidates::find_window(uint64_t budget_bytes) const {
@@ -202,7 +237,8 @@ Candidates::Window Candidates::find_window(uint64_t budget_bytes) const {
         uint64_t smallest = bench_.fixed_bytes();
         for (size_t t = 0; t < bench_.tensors().size(); ++t) {
             uint64_t bytes = UINT64_MAX;
-            for (const ggml_type type : types_in_window(t, window)) bytes = std::min(bytes, bench_.padded_bytes(bench_.tensors()[t], type));
+            for (const ggml_type type : types_in_window(t, window))
+                bytes = std::min(bytes, bench_.padded_bytes(bench_.tensors()[t], type));
             smallest += bytes;
         }
         if (static_cast<double>(smallest) <= 0.93 * static_cast<double>(budget_bytes)) break;
@@ -211,7 +247,8 @@ Candidates::Window Candidates::find_window(uint64_t budget_bytes) const {
 }
 
 std::vector<ggml_type> Candidates::types_in_window(size_t tensor, const Window& window) const {
-    const std::vector<ggml_type> all = allowed_types(bench_, bench_.tensors()[tensor], !importance_[tensor].empty());
+    const std::vector<ggml_type> all =
+        allowed_types(bench_, bench_.tensors()[tensor], !importance_[tensor].empty());
     std::vector<ggml_type> types;
     ggml_type above = all.front();
     double above_bits = INFINITY;
@@ -228,20 +265,24 @@ std::vector<ggml_type> Candidates::types_in_window(size_t tensor, const Window& 
     return types;
 }
 
-CandidateTypes Candidates::measure_types(uint64_t budget_bytes, RunDir& run, std::vector<StageResult>& results) {
+CandidateTypes Candidates::measure_types(uint64_t budget_bytes, RunDir& run,
+                                         std::vector<StageResult>& results) {
     const Window window = find_window(budget_bytes);
     Sha256 hash;
     hash.update(bench_.fingerprint() + bench_.encoder().identity());
     for (size_t t = 0; t < bench_.tensors().size(); ++t) {
         hash.update(importance_hash_[t]);
-        for (const ggml_type type : types_in_window(t, window)) hash.update(fmt::format("{} ", static_cast<int>(type)));
+        for (const ggml_type type : types_in_window(t, window))
+            hash.update(fmt::format("{} ", static_cast<int>(type)));
     }
     const std::string fingerprint = hash.hex();
     CandidateTypes types;
     if (const auto record = run.find_stage("types", fingerprint)) {
         for (const auto& tensor : (*record)["tensors"]) {
             types.emplace_back();
-            for (const auto& c : tensor) types.back().push_back({static_cast<ggml_type>(c[0].get<int>()), c[1].get<uint64_t>(), c[2].get<double>()});
+            for (const auto& c : tensor)
+                types.back().push_back({static_cast<ggml_type>(c[0].get<int>()),
+                                        c[1].get<uint64_t>(), c[2].get<double>()});
         }
         StageTimer::cached("types", results, observer_);
         return types;
@@ -252,7 +293,8 @@ CandidateTypes Candidates::measure_types(uint64_t budget_bytes, RunDir& run, std
         cancellation_.check();
         types.push_back(measure(t, types_in_window(t, window)));
         nlohmann::json row = nlohmann::json::array();
-        for (const Candidate& c : types.back()) row.push_back({static_cast<int>(c.type), c.bytes, c.sample_error});
+        for (const Candidate& c : types.back())
+            row.push_back({static_cast<int>(c.type), c.bytes, c.sample_error});
         record["tensors"].push_back(std::move(row));
         timer.progress(static_cast<double>(t + 1));
     }
@@ -269,14 +311,20 @@ CandidateTypes Candidates::prune(const CandidateTypes& all) const {
         n_all += all[t].size();
         n_kept += kept.back().size();
     }
-    observer_.log(LogLevel::info, fmt::format("{} of {} tensor types may win; the others are beaten at fewer bytes and not encoded", n_kept, n_all));
+    observer_.log(
+        LogLevel::info,
+        fmt::format(
+            "{} of {} tensor types may win; the others are beaten at fewer bytes and not encoded",
+            n_kept, n_all));
     return kept;
 }
 
 void Candidates::encode_all(CandidateTypes& types, std::vector<StageResult>& results) {
     double total = 0;
     for (size_t t = 0; t < types.size(); ++t) {
-        for (const Candidate& c : types[t]) total += static_cast<double>(bench_.tensors()[t].shape.n_elements()) * static_cast<double>(quant::type_info(c.type).encode_ns);
+        for (const Candidate& c : types[t])
+            total += static_cast<double>(bench_.tensors()[t].shape.n_elements()) *
+                     static_cast<double>(quant::type_info(c.type).encode_ns);
     }
     StageTimer timer("candidates", total, "work", observer_);
     double done = 0;
@@ -286,12 +334,17 @@ void Candidates::encode_all(CandidateTypes& types, std::vector<StageResult>& res
             cancellation_.check();
             const quant::StoredCandidate stored = encoded(t, c.type);
             stored.drop();
-            done += static_cast<double>(tensor.shape.n_elements()) * static_cast<double>(quant::type_info(c.type).encode_ns);
+            done += static_cast<double>(tensor.shape.n_elements()) *
+                    static_cast<double>(quant::type_info(c.type).encode_ns);
             timer.progress(done, tensor.name);
-            if (!stored.usable()) observer_.log(LogLevel::warn, fmt::format("{} can't be {}: {}", tensor.name, quant::type_info(c.type).name, stored.reason()));
+            if (!stored.usable())
+                observer_.log(LogLevel::warn,
+                              fmt::format("{} can't be {}: {}", tensor.name,
+                                          quant::type_info(c.type).name, stored.reason()));
             return !stored.usable();
         });
-        if (types[t].empty()) throw Error(ErrorKind::bad_file, "no type can represent this tensor", tensor.name);
+        if (types[t].empty())
+            throw Error(ErrorKind::bad_file, "no type can represent this tensor", tensor.name);
         bench_.file().drop(*tensor.info);
     }
     timer.finish(results);

@@ -15,8 +15,9 @@ namespace voodoo::pipeline {
 /// One type that competes for a tensor.
 struct Candidate {
     ggml_type type = GGML_TYPE_F32;
-    uint64_t bytes = 0;           ///< in the file, padding included
-    double sample_error = 0.0;    ///< importance-weighted squared error / squared weights, on a sample of rows
+    uint64_t bytes = 0;  ///< in the file, padding included
+    double sample_error =
+        0.0;  ///< importance-weighted squared error / squared weights, on a sample of rows
 };
 
 /// Types by tensor (indices as in Workbench::tensors()), ascending in bytes.
@@ -25,18 +26,22 @@ using CandidateTypes = std::vector<std::vector<Candidate>>;
 /// Encodes on demand through the content-addressed store.
 class Candidates {
 public:
-    Candidates(Workbench& bench, const Calibration& calibration, const std::filesystem::path& folder, Observer& observer,
+    Candidates(Workbench& bench, const Calibration& calibration,
+               const std::filesystem::path& folder, Observer& observer,
                const Cancellation& cancellation);
 
-    /// The encoded tensor; throws Error(internal) if ggml can't represent it in this type (see usable()).
+    /// The encoded tensor; throws Error(internal) if ggml can't represent it in this type (see
+    /// usable()).
     quant::StoredCandidate encoded(size_t tensor, ggml_type type);
     bool usable(size_t tensor, ggml_type type);
     /// Importances of a tensor, empty if it has none.
     const std::vector<float>& importance(size_t tensor) const { return importance_[tensor]; }
 
-    /// The types of a tensor that ggml, llama.cpp and the settings allow and whose bits per weight lie in a window around the
-    /// budget's, with errors measured on a stratified sample of rows. Cached in the run.
-    CandidateTypes measure_types(uint64_t budget_bytes, RunDir& run, std::vector<StageResult>& results);
+    /// The types of a tensor that ggml, llama.cpp and the settings allow and whose bits per weight
+    /// lie in a window around the budget's, with errors measured on a stratified sample of rows.
+    /// Cached in the run.
+    CandidateTypes measure_types(uint64_t budget_bytes, RunDir& run,
+                                 std::vector<StageResult>& results);
 
     /// What may win: types on the lower convex hull of (bytes, log error).
     CandidateTypes prune(const CandidateTypes& all) const;
@@ -74,6 +79,7 @@ struct SizeRange {
 SizeRange attainable_range(const Workbench& bench);
 
 /// Legal types of a tensor under the settings (whitelist, encoder limit, pins), ascending in bytes.
-std::vector<ggml_type> allowed_types(const Workbench& bench, const Tensor& tensor, bool have_imatrix);
+std::vector<ggml_type> allowed_types(const Workbench& bench, const Tensor& tensor,
+                                     bool have_imatrix);
 
 }  // namespace voodoo::pipeline

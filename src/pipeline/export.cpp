@@ -15,18 +15,23 @@ std::filesystem::path shard_prefix(const std::filesystem::path& output) {
     return prefix;
 }
 
-gguf::Writer make_writer(const Workbench& bench, const gguf::Metadata& metadata, std::vector<gguf::PlannedTensor> tensors) {
+gguf::Writer make_writer(const Workbench& bench, const gguf::Metadata& metadata,
+                         std::vector<gguf::PlannedTensor> tensors) {
     const Settings& settings = bench.settings();
     if (settings.split_max_bytes == 0) return {settings.output, metadata, std::move(tensors)};
-    return gguf::Writer::split(shard_prefix(settings.output), metadata, std::move(tensors), settings.split_max_bytes);
+    return gguf::Writer::split(shard_prefix(settings.output), metadata, std::move(tensors),
+                               settings.split_max_bytes);
 }
 
-void verify_written(const std::vector<std::filesystem::path>& files, const std::vector<gguf::PlannedTensor>& tensors) {
+void verify_written(const std::vector<std::filesystem::path>& files,
+                    const std::vector<gguf::PlannedTensor>& tensors) {
     const gguf::File written = gguf::File::open(files.front());
-    VOODOO_CHECK(written.tensors().size() == tensors.size(), "{} tensors were written", written.tensors().size());
+    VOODOO_CHECK(written.tensors().size() == tensors.size(), "{} tensors were written",
+                 written.tensors().size());
     for (const gguf::PlannedTensor& tensor : tensors) {
         const gguf::TensorInfo* info = written.find_tensor(tensor.name);
-        VOODOO_CHECK(info != nullptr && info->type == tensor.type && info->ne == tensor.ne, "{} was not written as planned", tensor.name);
+        VOODOO_CHECK(info != nullptr && info->type == tensor.type && info->ne == tensor.ne,
+                     "{} was not written as planned", tensor.name);
     }
 }
 
@@ -34,46 +39,59 @@ void verify_written(const std::vector<std::filesystem::path>& files, const std::
 
 void check_output_path(const Workbench& bench) {
     const std::filesystem::path& output = bench.settings().output;
-    if (output.empty()) throw Error(ErrorKind::usage, "no output file is given", "", "add -o out.gguf");
+    if (output.empty())
+        throw Error(ErrorKind::usage, "no output file is given", "", "add -o out.gguf");
     for (const auto& input : bench.file().paths()) {
         if (gguf::same_file(input, output)) {
-            throw Error(ErrorKind::usage, "the output is the model itself", output.string(), "choose another name for -o");
+            throw Error(ErrorKind::usage, "the output is the model itself", output.string(),
+                        "choose another name for -o");
         }
     }
     std::filesystem::path folder = output.parent_path();
     if (folder.empty()) folder = ".";
     if (!std::filesystem::is_directory(folder)) {
-        throw Error(ErrorKind::usage, "the output's folder does not exist", folder.string(), "create it first");
+        throw Error(ErrorKind::usage, "the output's folder does not exist", folder.string(),
+                    "create it first");
     }
 }
 
 std::vector<ggml_type> plan_types(const Workbench& bench, const search::Plan& plan) {
     std::vector<search::TensorInfo> infos;
-    for (const Tensor& tensor : bench.tensors()) infos.push_back({tensor.name, {tensor.info->ne.begin(), tensor.info->ne.end()}});
+    for (const Tensor& tensor : bench.tensors())
+        infos.push_back({tensor.name, {tensor.info->ne.begin(), tensor.info->ne.end()}});
     search::check_plan_fits(plan, infos);
     std::vector<ggml_type> types;
     for (const Tensor& tensor : bench.tensors()) {
         const std::string& name = *plan.find_type(tensor.name);
         const auto type = quant::find_type(name);
-        if (!type || (*type != tensor.info->type && !quant::is_legal(*type, tensor.shape.n_per_row, true, tensor.is_embedding_or_head))) {
-            throw Error(ErrorKind::usage, fmt::format("the plan gives {} the type {}, which is not possible", tensor.name, name));
+        if (!type ||
+            (*type != tensor.info->type &&
+             !quant::is_legal(*type, tensor.shape.n_per_row, true, tensor.is_embedding_or_head))) {
+            throw Error(ErrorKind::usage,
+                        fmt::format("the plan gives {} the type {}, which is not possible",
+                                    tensor.name, name));
         }
         types.push_back(*type);
     }
     return types;
 }
 
-std::vector<std::filesystem::path> write_model(Workbench& bench, Candidates& candidates, const search::Plan& plan, Observer& observer,
-                                               const Cancellation& cancellation, std::vector<StageResult>& results) {
+std::vector<std::filesystem::path> write_model(Workbench& bench, Candidates& candidates,
+                                               const search::Plan& plan, Observer& observer,
+                                               const Cancellation& cancellation,
+                                               std::vector<StageResult>& results) {
     check_output_path(bench);
     const std::vector<ggml_type> types = plan_types(bench, plan);
     std::map<std::string, ggml_type> by_name;
     for (size_t t = 0; t < types.size(); ++t) by_name.emplace(bench.tensors()[t].name, types[t]);
     const std::vector<gguf::PlannedTensor> tensors = bench.output_tensors(by_name);
-    gguf::Writer writer = make_writer(bench, bench.output_metadata(by_name, plan.plan_hash(), plan.method), tensors);
+    gguf::Writer writer =
+        make_writer(bench, bench.output_metadata(by_name, plan.plan_hash(), plan.method), tensors);
     for (const auto& path : writer.paths()) {
         for (const auto& input : bench.file().paths()) {
-            if (gguf::same_file(input, path)) throw Error(ErrorKind::usage, "a shard of the output is the model itself", path.string());
+            if (gguf::same_file(input, path))
+                throw Error(ErrorKind::usage, "a shard of the output is the model itself",
+                            path.string());
         }
     }
     StageTimer timer("export", static_cast<double>(tensors.size()), "tensors", observer);
@@ -85,9 +103,12 @@ std::vector<std::filesystem::path> write_model(Workbench& bench, Candidates& can
         if (index < 0 || planned.type == source.type) {
             writer.write_tensor(planned.name, bench.file().data(source));
         } else {
-            const quant::StoredCandidate stored = candidates.encoded(static_cast<size_t>(index), planned.type);
+            const quant::StoredCandidate stored =
+                candidates.encoded(static_cast<size_t>(index), planned.type);
             if (!stored.usable()) {
-                throw Error(ErrorKind::usage, fmt::format("{} can't be {}: {}", planned.name, ggml_type_name(planned.type), stored.reason()));
+                throw Error(ErrorKind::usage,
+                            fmt::format("{} can't be {}: {}", planned.name,
+                                        ggml_type_name(planned.type), stored.reason()));
             }
             writer.write_tensor(planned.name, stored.bytes());
             stored.drop();

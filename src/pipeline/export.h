@@ -1,4 +1,5 @@
-// Writes a plan as GGUF. The bytes of every quantized tensor are those of the candidate store: made by ggml's encoder once.
+// Writes a plan as GGUF. The bytes of every quantized tensor are those of the candidate store: made
+// by ggml's encoder once.
 #pragma once
 
 #include <map>
@@ -16,8 +17,11 @@ void check_output_path(const Workbench& bench);
 /// Types by tensor index from a plan that has been checked against the model. Throws Error(usage).
 std::vector<ggml_type> plan_types(const Workbench& bench, const search::Plan& plan);
 
-/// Writes settings.output (or its shards), reads it back through the validating reader, and returns the files.
-std::vector<std::filesystem::path> write_model(Workbench& bench, Candidates& candidates, const search::Plan& plan, Observer& observer,
-                                               const Cancellation& cancellation, std::vector<StageResult>& results);
+/// Writes settings.output (or its shards), reads it back through the validating reader, and returns
+/// the files.
+std::vector<std::filesystem::path> write_model(Workbench& bench, Candidates& candidates,
+                                               const search::Plan& plan, Observer& observer,
+                                               const Cancellation& cancellation,
+                                               std::vector<StageResult>& results);
 
 }  // namespace voodoo::pipeline

@@ -1,4 +1,5 @@
-// `voodoo inspect` and `voodoo doctor`: what is in a model, and whether this machine can work on it.
+// `voodoo inspect` and `voodoo doctor`: what is in a model, and whether this machine can work on
+// it.
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -30,7 +31,8 @@ Inspection inspect(const Settings& settings) {
         const int index = bench.find_tensor(info.name);
         row.quantizable = index >= 0;
         if (row.quantizable) {
-            for (const ggml_type type : allowed_types(bench, bench.tensors()[static_cast<size_t>(index)], true)) {
+            for (const ggml_type type :
+                 allowed_types(bench, bench.tensors()[static_cast<size_t>(index)], true)) {
                 row.legal_types.emplace_back(quant::type_info(type).name);
             }
         }
@@ -39,9 +41,11 @@ Inspection inspect(const Settings& settings) {
     for (const model::Preset& preset : model::presets()) {
         const model::PresetLayout layout = model::preset_layout(settings.model, preset.name, true);
         result.presets.push_back({std::string(preset.name), layout.file_size_bytes,
-                                  8.0 * static_cast<double>(layout.file_size_bytes) / static_cast<double>(result.n_weights)});
+                                  8.0 * static_cast<double>(layout.file_size_bytes) /
+                                      static_cast<double>(result.n_weights)});
     }
-    std::sort(result.presets.begin(), result.presets.end(), [](const PresetRow& a, const PresetRow& b) { return a.file_bytes < b.file_bytes; });
+    std::sort(result.presets.begin(), result.presets.end(),
+              [](const PresetRow& a, const PresetRow& b) { return a.file_bytes < b.file_bytes; });
     const SizeRange range = attainable_range(bench);
     result.min_file_bytes = range.min;
     result.max_file_bytes = range.max;
@@ -71,47 +75,64 @@ DoctorReport doctor(const Settings& settings) {
     report.checks.push_back({"voodoo", true, VOODOO_VERSION});
     report.checks.push_back({"llama.cpp", true, model::llama_cpp_version()});
     add_check(report, "encoder", [&] {
-        return (settings.ggml_lib.empty() ? quant::Encoder() : quant::Encoder::open_library(settings.ggml_lib)).description();
+        return (settings.ggml_lib.empty() ? quant::Encoder()
+                                          : quant::Encoder::open_library(settings.ggml_lib))
+            .description();
     });
     for (const device::DeviceInfo& device : device::list_devices()) {
-        report.checks.push_back({"device " + device.name, true,
-                                 fmt::format("{} ({}), {} of {} free", device.description, device.kind, format_size(device.memory_free),
-                                             format_size(device.memory_total))});
+        report.checks.push_back(
+            {"device " + device.name, true,
+             fmt::format("{} ({}), {} of {} free", device.description, device.kind,
+                         format_size(device.memory_free), format_size(device.memory_total))});
     }
     report.checks.push_back({"threads", true, fmt::format("{}", available_threads())});
-    report.checks.push_back({"memory", true, format_size(device::available_memory()) + " available"});
+    report.checks.push_back(
+        {"memory", true, format_size(device::available_memory()) + " available"});
     if (settings.model.empty()) return report;
     add_check(report, "model", [&] {
         const Workbench bench(settings, null_observer());
-        return fmt::format("{}: {} weights, {} of {} tensors can be quantized", bench.model().description(), bench.n_weights(),
-                           bench.tensors().size(), bench.file().tensors().size());
+        return fmt::format("{}: {} weights, {} of {} tensors can be quantized",
+                           bench.model().description(), bench.n_weights(), bench.tensors().size(),
+                           bench.file().tensors().size());
     });
     if (!report.ok()) return report;
     add_check(report, "differentiable", [&] {
         const Workbench bench(settings, null_observer());
         const graph::Graph graph = bench.capture(1, 16, true);
-        return fmt::format("every op of {} has a rule ({} values in the graph)", bench.model().architecture(), graph.size());
+        return fmt::format("every op of {} has a rule ({} values in the graph)",
+                           bench.model().architecture(), graph.size());
     });
     return report;
 }
 
 nlohmann::json to_json(const Inspection& inspection) {
-    nlohmann::json json{{"architecture", inspection.architecture}, {"description", inspection.description}, {"file_bytes", inspection.file_bytes},
-                        {"n_weights", inspection.n_weights},       {"min_file_bytes", inspection.min_file_bytes},
+    nlohmann::json json{{"architecture", inspection.architecture},
+                        {"description", inspection.description},
+                        {"file_bytes", inspection.file_bytes},
+                        {"n_weights", inspection.n_weights},
+                        {"min_file_bytes", inspection.min_file_bytes},
                         {"max_file_bytes", inspection.max_file_bytes}};
     for (const TensorRow& row : inspection.tensors) {
-        json["tensors"].push_back({{"name", row.name}, {"type", row.type}, {"shape", row.shape}, {"size_bytes", row.size_bytes},
-                                   {"quantizable", row.quantizable}, {"legal_types", row.legal_types}});
+        json["tensors"].push_back({{"name", row.name},
+                                   {"type", row.type},
+                                   {"shape", row.shape},
+                                   {"size_bytes", row.size_bytes},
+                                   {"quantizable", row.quantizable},
+                                   {"legal_types", row.legal_types}});
     }
     for (const PresetRow& row : inspection.presets) {
-        json["presets"].push_back({{"name", row.name}, {"file_bytes", row.file_bytes}, {"bits_per_weight", row.bits_per_weight}});
+        json["presets"].push_back({{"name", row.name},
+                                   {"file_bytes", row.file_bytes},
+                                   {"bits_per_weight", row.bits_per_weight}});
     }
     return json;
 }
 
 nlohmann::json to_json(const DoctorReport& report) {
     nlohmann::json json{{"ok", report.ok()}};
-    for (const auto& check : report.checks) json["checks"].push_back({{"name", check.name}, {"ok", check.ok}, {"detail", check.detail}});
+    for (const auto& check : report.checks)
+        json["checks"].push_back(
+            {{"name", check.name}, {"ok", check.ok}, {"detail", check.detail}});
     return json;
 }
 

@@ -1,4 +1,5 @@
-// The commands of the product: each runs the stages that it needs and leaves their results in the run directory.
+// The commands of the product: each runs the stages that it needs and leaves their results in the
+// run directory.
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -17,7 +18,10 @@ namespace {
 /// Everything that a run's stages share.
 struct Session {
     Session(const Settings& settings, Observer& o, const Cancellation& c)
-        : observer(o), cancellation(c), bench((validate(settings), settings), o), run(run_dir(settings)) {
+        : observer(o),
+          cancellation(c),
+          bench((validate(settings), settings), o),
+          run(run_dir(settings)) {
         write_file_atomic(run.file("settings.toml"), settings_to_toml(settings));
     }
 
@@ -33,10 +37,13 @@ struct Session {
         const SizeRange range = attainable_range(bench);
         const uint64_t target = bench.target_bytes();
         if (target >= range.min) return;
-        throw Error(ErrorKind::infeasible_budget,
-                    fmt::format("{} is smaller than this model can be made: {} to {} bytes ({} to {}) are possible", format_size(target),
-                                range.min, range.max, format_size(range.min), format_size(range.max)),
-                    "", "ask for more, or allow more types with --types");
+        throw Error(
+            ErrorKind::infeasible_budget,
+            fmt::format(
+                "{} is smaller than this model can be made: {} to {} bytes ({} to {}) are possible",
+                format_size(target), range.min, range.max, format_size(range.min),
+                format_size(range.max)),
+            "", "ask for more, or allow more types with --types");
     }
 
     Candidates candidates(const Calibration& calibration) {
@@ -61,12 +68,15 @@ Trained train(Session& session, const Calibration& calibration, Candidates& cand
     CandidateTypes types = candidates.prune(all);
     candidates.encode_all(types, session.results);
     Teacher teacher(session.bench, calibration);
-    const search::Gates gates = train_gates(session.bench, calibration, candidates, types, teacher, session.run, session.results,
-                                            session.observer, session.cancellation);
+    const search::Gates gates =
+        train_gates(session.bench, calibration, candidates, types, teacher, session.run,
+                    session.results, session.observer, session.cancellation);
     Trained trained;
-    trained.selection = select_layout(session.bench, calibration, candidates, types, all, gates, teacher, session.results, session.observer,
-                                      session.cancellation);
-    trained.plan = make_plan(session.bench, calibration, trained.selection.layouts[trained.selection.best]);
+    trained.selection =
+        select_layout(session.bench, calibration, candidates, types, all, gates, teacher,
+                      session.results, session.observer, session.cancellation);
+    trained.plan =
+        make_plan(session.bench, calibration, trained.selection.layouts[trained.selection.best]);
     search::write_plan(session.run.file("plan.json").string(), trained.plan);
     write_file_atomic(session.run.file("recipe.txt"), search::to_recipe(trained.plan));
     return trained;
@@ -74,10 +84,12 @@ Trained train(Session& session, const Calibration& calibration, Candidates& cand
 
 QuantizeResult export_result(Session& session, Candidates& candidates, const search::Plan& plan) {
     QuantizeResult result;
-    result.files = write_model(session.bench, candidates, plan, session.observer, session.cancellation, session.results);
+    result.files = write_model(session.bench, candidates, plan, session.observer,
+                               session.cancellation, session.results);
     for (const auto& path : result.files) result.file_bytes += std::filesystem::file_size(path);
     result.target_bytes = plan.target_bytes;
-    result.bits_per_weight = 8.0 * static_cast<double>(result.file_bytes) / static_cast<double>(session.bench.n_weights());
+    result.bits_per_weight = 8.0 * static_cast<double>(result.file_bytes) /
+                             static_cast<double>(session.bench.n_weights());
     result.chosen = plan.method;
     result.stages = session.results;
     result.peak_memory_bytes = device::process_memory().peak_resident;
@@ -86,13 +98,15 @@ QuantizeResult export_result(Session& session, Candidates& candidates, const sea
 
 }  // namespace
 
-QuantizeResult run_quantize(const Settings& settings, Observer& observer, const Cancellation& cancellation) {
+QuantizeResult run_quantize(const Settings& settings, Observer& observer,
+                            const Cancellation& cancellation) {
     Session session(settings, observer, cancellation);
     check_output_path(session.bench);
     session.check_budget();
     // Named before hours of work, not after.
     session.bench.capture(1, 16, true);
-    const Calibration calibration = prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
+    const Calibration calibration =
+        prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
     Candidates candidates = session.candidates(calibration);
     const Trained trained = train(session, calibration, candidates);
     QuantizeResult result = export_result(session, candidates, trained.plan);
@@ -105,31 +119,37 @@ QuantizeResult run_quantize(const Settings& settings, Observer& observer, const 
     return result;
 }
 
-std::vector<StageResult> run_data(const Settings& settings, Observer& observer, const Cancellation& cancellation) {
+std::vector<StageResult> run_data(const Settings& settings, Observer& observer,
+                                  const Cancellation& cancellation) {
     Session session(settings, observer, cancellation);
     prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
     return session.results;
 }
 
-std::vector<StageResult> run_train(const Settings& settings, Observer& observer, const Cancellation& cancellation) {
+std::vector<StageResult> run_train(const Settings& settings, Observer& observer,
+                                   const Cancellation& cancellation) {
     Session session(settings, observer, cancellation);
     session.check_budget();
     session.bench.capture(1, 16, true);
-    const Calibration calibration = prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
+    const Calibration calibration =
+        prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
     Candidates candidates = session.candidates(calibration);
     train(session, calibration, candidates);
     return session.results;
 }
 
-QuantizeResult run_export(const Settings& settings, const std::filesystem::path& plan, Observer& observer, const Cancellation& cancellation) {
+QuantizeResult run_export(const Settings& settings, const std::filesystem::path& plan,
+                          Observer& observer, const Cancellation& cancellation) {
     Session session(settings, observer, cancellation);
     check_output_path(session.bench);
     const std::filesystem::path path = plan.empty() ? session.run.file("plan.json") : plan;
     if (plan.empty() && !std::filesystem::exists(path)) {
-        throw Error(ErrorKind::usage, "the run has no plan yet", path.string(), "run `voodoo train` first, or give --plan");
+        throw Error(ErrorKind::usage, "the run has no plan yet", path.string(),
+                    "run `voodoo train` first, or give --plan");
     }
     const search::Plan chosen = search::read_plan(path.string());
-    const Calibration calibration = prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
+    const Calibration calibration =
+        prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
     Candidates candidates = session.candidates(calibration);
     return export_result(session, candidates, chosen);
 }
@@ -137,7 +157,8 @@ QuantizeResult run_export(const Settings& settings, const std::filesystem::path&
 nlohmann::json to_json(const QuantizeResult& result) {
     nlohmann::json json;
     for (const StageResult& stage : result.stages) {
-        json["stages"].push_back({{"stage", stage.stage}, {"seconds", stage.seconds}, {"from_cache", stage.from_cache}});
+        json["stages"].push_back(
+            {{"stage", stage.stage}, {"seconds", stage.seconds}, {"from_cache", stage.from_cache}});
     }
     json["file_bytes"] = result.file_bytes;
     json["target_bytes"] = result.target_bytes;
@@ -146,7 +167,10 @@ nlohmann::json to_json(const QuantizeResult& result) {
     json["peak_memory_bytes"] = result.peak_memory_bytes;
     json["measured"] = nlohmann::json::array();
     for (const auto& m : result.measured) {
-        json["measured"].push_back({{"name", m.name}, {"file_bytes", m.file_bytes}, {"mean_kl_nats", m.mean_kl}, {"standard_error", m.standard_error}});
+        json["measured"].push_back({{"name", m.name},
+                                    {"file_bytes", m.file_bytes},
+                                    {"mean_kl_nats", m.mean_kl},
+                                    {"standard_error", m.standard_error}});
     }
     for (const auto& file : result.files) json["files"].push_back(file.string());
     return json;

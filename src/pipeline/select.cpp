@@ -16,10 +16,17 @@ namespace {
 
 class Selector {
 public:
-    Selector(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
-             const CandidateTypes& all_types, const search::Gates& gates, Observer& observer, const Cancellation& cancellation)
-        : bench_(bench), calibration_(calibration), candidates_(candidates), types_(types), all_types_(all_types), gates_(gates),
-          observer_(observer), cancellation_(cancellation) {}
+    Selector(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+             const CandidateTypes& types, const CandidateTypes& all_types,
+             const search::Gates& gates, Observer& observer, const Cancellation& cancellation)
+        : bench_(bench),
+          calibration_(calibration),
+          candidates_(candidates),
+          types_(types),
+          all_types_(all_types),
+          gates_(gates),
+          observer_(observer),
+          cancellation_(cancellation) {}
 
     Selection run(Teacher& teacher) {
         Selection selection;
@@ -34,7 +41,9 @@ public:
         for (Layout& layout : selection.layouts) {
             layout.token_kl = validator.token_kl(layout.types, cancellation_);
             const MeanKl kl = mean_kl(layout.token_kl, calibration_.chunk_len);
-            observer_.log(LogLevel::info, fmt::format("{}: {} bytes, validation KL {:.5f} +- {:.5f}", layout.name, layout.file_bytes, kl.mean, kl.error));
+            observer_.log(LogLevel::info,
+                          fmt::format("{}: {} bytes, validation KL {:.5f} +- {:.5f}", layout.name,
+                                      layout.file_bytes, kl.mean, kl.error));
         }
         choose(selection);
         return selection;
@@ -43,7 +52,8 @@ public:
 private:
     Layout layout_of(std::string name, std::vector<ggml_type> types) const {
         std::map<std::string, ggml_type> by_name;
-        for (size_t t = 0; t < types.size(); ++t) by_name.emplace(bench_.tensors()[t].name, types[t]);
+        for (size_t t = 0; t < types.size(); ++t)
+            by_name.emplace(bench_.tensors()[t].name, types[t]);
         Layout layout;
         layout.name = std::move(name);
         layout.types = std::move(types);
@@ -59,7 +69,8 @@ private:
             search::BudgetGroup group;
             group.name = bench_.tensors()[t].name;
             for (size_t k = 0; k < types_[t].size(); ++k) {
-                group.items.push_back({types_[t][k].bytes, scores[t][k], std::string(quant::type_info(types_[t][k].type).name)});
+                group.items.push_back({types_[t][k].bytes, scores[t][k],
+                                       std::string(quant::type_info(types_[t][k].type).name)});
             }
             problem.groups.push_back(std::move(group));
         }
@@ -67,14 +78,17 @@ private:
         const uint64_t budget = bench_.target_bytes();
         search::BudgetSolution solution = solver.solve(budget);
         solution = solver.fill(solution.choice, budget);
-        if (!solver.verify(solution.choice, budget).ok()) observer_.log(LogLevel::warn, "a projection leaves an upgrade unused");
+        if (!solver.verify(solution.choice, budget).ok())
+            observer_.log(LogLevel::warn, "a projection leaves an upgrade unused");
         std::vector<ggml_type> types;
-        for (size_t t = 0; t < types_.size(); ++t) types.push_back(types_[t][solution.choice[t]].type);
+        for (size_t t = 0; t < types_.size(); ++t)
+            types.push_back(types_[t][solution.choice[t]].type);
         return layout_of(std::move(name), std::move(types));
     }
 
-    /// The learned scores are the values. Two readings of them: the gates themselves, and the first-order change of the loss that
-    /// they were trained on; both are measured and the better one is the search's result.
+    /// The learned scores are the values. Two readings of them: the gates themselves, and the
+    /// first-order change of the loss that they were trained on; both are measured and the better
+    /// one is the search's result.
     std::vector<Layout> projections() const {
         std::vector<Layout> layouts;
         layouts.push_back(project("gates", search::GateScore::gates));
@@ -85,12 +99,14 @@ private:
         return layouts;
     }
 
-    /// The largest preset that is not larger than the target, with the types that llama-quantize gives.
+    /// The largest preset that is not larger than the target, with the types that llama-quantize
+    /// gives.
     void add_preset(std::vector<Layout>& layouts) const {
         const uint64_t budget = bench_.target_bytes();
         Layout best;
         for (const model::Preset& preset : model::presets()) {
-            const model::PresetLayout made = model::preset_layout(bench_.settings().model, preset.name, true);
+            const model::PresetLayout made =
+                model::preset_layout(bench_.settings().model, preset.name, true);
             std::map<std::string, ggml_type> by_name;
             for (const auto& tensor : made.types) by_name[tensor.name] = tensor.type;
             std::vector<ggml_type> types;
@@ -99,7 +115,8 @@ private:
                 types.push_back(found == by_name.end() ? tensor.info->type : found->second);
             }
             Layout layout = layout_of(fmt::format("preset {}", preset.name), std::move(types));
-            if (layout.file_bytes <= budget && layout.file_bytes > best.file_bytes) best = std::move(layout);
+            if (layout.file_bytes <= budget && layout.file_bytes > best.file_bytes)
+                best = std::move(layout);
         }
         if (best.types.empty()) {
             observer_.log(LogLevel::info, "no preset of llama-quantize is as small as this");
@@ -117,17 +134,21 @@ private:
             for (const Candidate& c : all_types_[t]) tensor.bytes.push_back(c.bytes);
             tensors.push_back(std::move(tensor));
         }
-        // The types that people mix by hand, those of the usual presets; each measured pair is the best of its kind at this size.
+        // The types that people mix by hand, those of the usual presets; each measured pair is the
+        // best of its kind at this size.
         std::vector<std::string> order;
         for (const quant::TypeInfo& info : quant::all_types()) {
-            const bool usual = info.type == GGML_TYPE_Q2_K || info.type == GGML_TYPE_Q3_K || info.type == GGML_TYPE_IQ4_XS ||
-                               info.type == GGML_TYPE_IQ4_NL || info.type == GGML_TYPE_Q4_K || info.type == GGML_TYPE_Q5_K ||
-                               info.type == GGML_TYPE_Q5_0 || info.type == GGML_TYPE_Q6_K || info.type == GGML_TYPE_Q8_0 ||
-                               info.type == GGML_TYPE_IQ3_XXS || info.type == GGML_TYPE_IQ3_S;
+            const bool usual = info.type == GGML_TYPE_Q2_K || info.type == GGML_TYPE_Q3_K ||
+                               info.type == GGML_TYPE_IQ4_XS || info.type == GGML_TYPE_IQ4_NL ||
+                               info.type == GGML_TYPE_Q4_K || info.type == GGML_TYPE_Q5_K ||
+                               info.type == GGML_TYPE_Q5_0 || info.type == GGML_TYPE_Q6_K ||
+                               info.type == GGML_TYPE_Q8_0 || info.type == GGML_TYPE_IQ3_XXS ||
+                               info.type == GGML_TYPE_IQ3_S;
             if (usual) order.emplace_back(info.name);
         }
         try {
-            for (const auto& mix : search::uniform_mixes(tensors, order, bench_.fixed_bytes(), bench_.target_bytes())) {
+            for (const auto& mix : search::uniform_mixes(tensors, order, bench_.fixed_bytes(),
+                                                         bench_.target_bytes())) {
                 std::vector<ggml_type> types;
                 for (const std::string& name : mix.types) types.push_back(*quant::find_type(name));
                 encode_and_add(layout_of("mix " + mix.name, std::move(types)), layouts);
@@ -161,13 +182,16 @@ private:
             const std::vector<double> tokens(layout.token_kl.begin(), layout.token_kl.end());
             plan.kl = search::chunk_means(tokens, static_cast<size_t>(calibration_.chunk_len));
             plan.file_bytes = layout.file_bytes;
-            if (layout.name.starts_with("gates") && plan.mean_kl < (plans.empty() ? INFINITY : plans[searched].mean_kl)) searched = plans.size();
+            if (layout.name.starts_with("gates") &&
+                plan.mean_kl < (plans.empty() ? INFINITY : plans[searched].mean_kl))
+                searched = plans.size();
             plans.push_back(std::move(plan));
         }
         const search::Choice choice = search::choose_best(plans, searched, bench_.target_bytes());
         selection.best = choice.best;
         selection.log = choice.log;
-        for (const std::string& line : choice.log) observer_.log(choice.searched_won ? LogLevel::info : LogLevel::warn, line);
+        for (const std::string& line : choice.log)
+            observer_.log(choice.searched_won ? LogLevel::info : LogLevel::warn, line);
     }
 
     Workbench& bench_;
@@ -182,16 +206,21 @@ private:
 
 }  // namespace
 
-Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
-                        const CandidateTypes& all_types, const search::Gates& gates, Teacher& teacher, std::vector<StageResult>& results,
-                        Observer& observer, const Cancellation& cancellation) {
+Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+                        const CandidateTypes& types, const CandidateTypes& all_types,
+                        const search::Gates& gates, Teacher& teacher,
+                        std::vector<StageResult>& results, Observer& observer,
+                        const Cancellation& cancellation) {
     StageTimer timer("select", 0, "plans", observer);
-    Selection selection = Selector(bench, calibration, candidates, types, all_types, gates, observer, cancellation).run(teacher);
+    Selection selection =
+        Selector(bench, calibration, candidates, types, all_types, gates, observer, cancellation)
+            .run(teacher);
     timer.finish(results);
     return selection;
 }
 
-search::Plan make_plan(const Workbench& bench, const Calibration& calibration, const Layout& layout) {
+search::Plan make_plan(const Workbench& bench, const Calibration& calibration,
+                       const Layout& layout) {
     search::Plan plan;
     std::vector<search::TensorInfo> infos;
     for (size_t t = 0; t < layout.types.size(); ++t) {
@@ -206,7 +235,8 @@ search::Plan make_plan(const Workbench& bench, const Calibration& calibration, c
     plan.encoder = bench.encoder().description();
     plan.seed = bench.settings().seed;
     plan.method = layout.name;
-    if (!layout.token_kl.empty()) plan.scores["validation_kl"] = mean_kl(layout.token_kl, calibration.chunk_len).mean;
+    if (!layout.token_kl.empty())
+        plan.scores["validation_kl"] = mean_kl(layout.token_kl, calibration.chunk_len).mean;
     return plan;
 }
 
@@ -218,7 +248,9 @@ MeanKl mean_kl(const std::vector<float>& token_kl, int32_t chunk_len) {
     for (const double m : means) result.mean += m / static_cast<double>(means.size());
     double square = 0;
     for (const double m : means) square += (m - result.mean) * (m - result.mean);
-    if (means.size() > 1) result.error = std::sqrt(square / static_cast<double>(means.size() - 1) / static_cast<double>(means.size()));
+    if (means.size() > 1)
+        result.error = std::sqrt(square / static_cast<double>(means.size() - 1) /
+                                 static_cast<double>(means.size()));
     return result;
 }
 

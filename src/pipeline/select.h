@@ -1,4 +1,5 @@
-// Stage "select": learned scores -> a plan that fits the budget, and the comparison with what one would do by hand.
+// Stage "select": learned scores -> a plan that fits the budget, and the comparison with what one
+// would do by hand.
 #pragma once
 
 #include <string>
@@ -11,26 +12,30 @@ namespace voodoo::pipeline {
 
 /// A complete choice of types.
 struct Layout {
-    std::string name;                 ///< "gates", "preset Q3_K_M", ...
-    std::vector<ggml_type> types;     ///< by tensor
+    std::string name;              ///< "gates", "preset Q3_K_M", ...
+    std::vector<ggml_type> types;  ///< by tensor
     uint64_t file_bytes = 0;
-    std::vector<float> token_kl;      ///< on the validation tokens; empty if not measured
+    std::vector<float> token_kl;  ///< on the validation tokens; empty if not measured
 };
 
 struct Selection {
-    std::vector<Layout> layouts;      ///< all that were considered; [0] is the search's
+    std::vector<Layout> layouts;  ///< all that were considered; [0] is the search's
     size_t best = 0;
-    std::vector<std::string> log;     ///< lines that say why
+    std::vector<std::string> log;  ///< lines that say why
 };
 
-/// Projects the gates' scores to the budget and, with settings.compare, measures the result against the nearest preset below the
-/// size and the best mix of two types; the plan with the lowest measured KL wins.
-Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
-                        const CandidateTypes& all_types, const search::Gates& gates, Teacher& teacher, std::vector<StageResult>& results,
-                        Observer& observer, const Cancellation& cancellation);
+/// Projects the gates' scores to the budget and, with settings.compare, measures the result against
+/// the nearest preset below the size and the best mix of two types; the plan with the lowest
+/// measured KL wins.
+Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+                        const CandidateTypes& types, const CandidateTypes& all_types,
+                        const search::Gates& gates, Teacher& teacher,
+                        std::vector<StageResult>& results, Observer& observer,
+                        const Cancellation& cancellation);
 
 /// The plan file's contents for a layout.
-search::Plan make_plan(const Workbench& bench, const Calibration& calibration, const Layout& layout);
+search::Plan make_plan(const Workbench& bench, const Calibration& calibration,
+                       const Layout& layout);
 
 /// Mean and standard error over chunks of per-token values.
 struct MeanKl {

@@ -14,15 +14,18 @@ void validate(const Settings& settings) {
     };
     demand(!settings.model.empty(), "no model is given");
     demand(!(settings.size_bytes && settings.bpw), "both a size and bits per weight are given");
-    demand(!settings.bpw || (*settings.bpw > 0 && *settings.bpw <= 32), "bits per weight must lie in (0, 32]");
+    demand(!settings.bpw || (*settings.bpw > 0 && *settings.bpw <= 32),
+           "bits per weight must lie in (0, 32]");
     demand(!settings.size_bytes || *settings.size_bytes > 0, "the size must not be 0");
-    demand(settings.chunk_len >= 16 && settings.chunk_len <= 65536, "the chunk length must lie in [16, 65536]");
+    demand(settings.chunk_len >= 16 && settings.chunk_len <= 65536,
+           "the chunk length must lie in [16, 65536]");
     demand(settings.n_tokens >= settings.chunk_len, "fewer calibration tokens than one chunk");
     demand(settings.n_valid_tokens >= settings.chunk_len, "fewer validation tokens than one chunk");
     demand(settings.tokens_per_step >= settings.chunk_len, "fewer tokens per step than one chunk");
     demand(settings.n_threads >= 0 && settings.n_threads <= 1024, "threads must lie in [0, 1024]");
     demand(settings.max_encode_ns > 0, "the encoding limit must be positive");
-    if (!problems.empty()) throw Error(ErrorKind::usage, fmt::format("{}", fmt::join(problems, "; ")));
+    if (!problems.empty())
+        throw Error(ErrorKind::usage, fmt::format("{}", fmt::join(problems, "; ")));
     search::validate(settings.gates);
 }
 

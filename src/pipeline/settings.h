@@ -1,5 +1,5 @@
-// Everything a run can be told, with units and defaults. The command line and the TOML config fill it (cli/options);
-// the run directory records it.
+// Everything a run can be told, with units and defaults. The command line and the TOML config fill
+// it (cli/options); the run directory records it.
 #pragma once
 
 #include <cstdint>
@@ -15,40 +15,44 @@ namespace voodoo::pipeline {
 
 struct Settings {
     // Files.
-    std::filesystem::path model;        ///< source GGUF (BF16, F16, F32 or Q8_0), may be split
-    std::filesystem::path output;       ///< GGUF to write
-    std::filesystem::path run_dir;      ///< stages' results; default: <output>.run, or <model>.run
+    std::filesystem::path model;    ///< source GGUF (BF16, F16, F32 or Q8_0), may be split
+    std::filesystem::path output;   ///< GGUF to write
+    std::filesystem::path run_dir;  ///< stages' results; default: <output>.run, or <model>.run
 
     // Target. Exactly one of them, or none where no size is needed.
-    std::optional<uint64_t> size_bytes; ///< whole file, bytes
-    std::optional<double> bpw;          ///< bits per weight of the whole file: size = bpw * weights / 8
+    std::optional<uint64_t> size_bytes;  ///< whole file, bytes
+    std::optional<double> bpw;  ///< bits per weight of the whole file: size = bpw * weights / 8
 
     // Calibration data.
-    std::vector<std::filesystem::path> text;  ///< UTF-8 text files; none: the teacher generates its own
-    std::filesystem::path imatrix;            ///< importance matrix to use instead of computing one
-    int64_t n_tokens = 49152;                 ///< calibration tokens (training), rounded down to whole chunks
-    int64_t n_valid_tokens = 8192;            ///< tokens set apart for validation, never trained on
-    int32_t chunk_len = 512;                  ///< tokens in a sequence
+    std::vector<std::filesystem::path>
+        text;                       ///< UTF-8 text files; none: the teacher generates its own
+    std::filesystem::path imatrix;  ///< importance matrix to use instead of computing one
+    int64_t n_tokens = 49152;       ///< calibration tokens (training), rounded down to whole chunks
+    int64_t n_valid_tokens = 8192;  ///< tokens set apart for validation, never trained on
+    int32_t chunk_len = 512;        ///< tokens in a sequence
 
     // Candidates.
-    std::vector<std::string> types;           ///< whitelist of type names; empty: all that pay
+    std::vector<std::string> types;  ///< whitelist of type names; empty: all that pay
     std::vector<std::pair<std::string, std::string>> tensor_types;  ///< (tensor name, type): pinned
-    std::vector<std::string> keep;            ///< tensor names left as they are
-    double max_encode_ns = 1000.0;            ///< skip types whose encoder is slower, ns per weight, unless whitelisted
-    std::string ggml_lib;                     ///< path of a libggml-base that produces the bytes; empty: the linked one
+    std::vector<std::string> keep;  ///< tensor names left as they are
+    double max_encode_ns =
+        1000.0;  ///< skip types whose encoder is slower, ns per weight, unless whitelisted
+    std::string
+        ggml_lib;  ///< path of a libggml-base that produces the bytes; empty: the linked one
 
     // Gates.
-    search::GateOptions gates;                ///< n_steps is derived from n_tokens and tokens_per_step
-    int64_t tokens_per_step = 2048;           ///< tokens of one optimizer step
+    search::GateOptions gates;       ///< n_steps is derived from n_tokens and tokens_per_step
+    int64_t tokens_per_step = 2048;  ///< tokens of one optimizer step
 
     // Outcome.
-    bool compare = true;                      ///< measure against the preset below and the best two-type mix
-    uint64_t split_max_bytes = 0;             ///< write shards of at most this size; 0: one file
+    bool compare = true;           ///< measure against the preset below and the best two-type mix
+    uint64_t split_max_bytes = 0;  ///< write shards of at most this size; 0: one file
 
     // Machine.
     uint64_t seed = 1;
-    int n_threads = 0;                        ///< 0: all that the process may use
-    uint64_t memory_bytes = 0;                ///< bound on the engine's working memory; 0: 60 % of what is available
+    int n_threads = 0;  ///< 0: all that the process may use
+    uint64_t memory_bytes =
+        0;  ///< bound on the engine's working memory; 0: 60 % of what is available
 };
 
 /// Throws Error(usage) listing every value that is out of range.

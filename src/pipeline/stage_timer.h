@@ -17,7 +17,9 @@ public:
         : stage_(std::move(stage)), observer_(observer), start_(std::chrono::steady_clock::now()) {
         observer_.stage_begin(stage_, total, unit);
     }
-    void progress(double done, std::string_view note = {}) { observer_.stage_progress(stage_, done, note); }
+    void progress(double done, std::string_view note = {}) {
+        observer_.stage_progress(stage_, done, note);
+    }
     double seconds() const {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     }
@@ -26,7 +28,8 @@ public:
         observer_.stage_end(stage_, results.back().seconds, false);
     }
     /// A stage whose result was there already.
-    static void cached(const std::string& stage, std::vector<StageResult>& results, Observer& observer) {
+    static void cached(const std::string& stage, std::vector<StageResult>& results,
+                       Observer& observer) {
         results.push_back({stage, 0.0, true});
         observer.stage_end(stage, 0.0, true);
     }

@@ -1,4 +1,5 @@
-// The stages of a run, each of which leaves its result in the run directory and is skipped when that is there already.
+// The stages of a run, each of which leaves its result in the run directory and is skipped when
+// that is there already.
 //   data -> candidates -> train -> select -> export
 #pragma once
 
@@ -26,30 +27,33 @@ struct QuantizeResult {
     uint64_t file_bytes = 0;
     uint64_t target_bytes = 0;
     double bits_per_weight = 0;
-    std::string chosen;                 ///< "gates", or the baseline that measured better
+    std::string chosen;  ///< "gates", or the baseline that measured better
     struct Measured {
-        std::string name;               ///< "gates", "preset Q3_K_M", "mix Q3_K+Q4_K"
+        std::string name;  ///< "gates", "preset Q3_K_M", "mix Q3_K+Q4_K"
         uint64_t file_bytes = 0;
-        double mean_kl = 0;             ///< nats per token, on the validation chunks
+        double mean_kl = 0;  ///< nats per token, on the validation chunks
         double standard_error = 0;
     };
-    std::vector<Measured> measured;     ///< empty with compare = false
-    uint64_t peak_memory_bytes = 0;     ///< peak anonymous memory of the process
+    std::vector<Measured> measured;  ///< empty with compare = false
+    uint64_t peak_memory_bytes = 0;  ///< peak anonymous memory of the process
     std::vector<std::filesystem::path> files;
 };
 
 /// Everything in one command. Throws Error.
-QuantizeResult run_quantize(const Settings& settings, Observer& observer, const Cancellation& cancellation);
+QuantizeResult run_quantize(const Settings& settings, Observer& observer,
+                            const Cancellation& cancellation);
 
 /// Calibration tokens, importance matrix and teacher states into the run directory.
-std::vector<StageResult> run_data(const Settings& settings, Observer& observer, const Cancellation& cancellation);
+std::vector<StageResult> run_data(const Settings& settings, Observer& observer,
+                                  const Cancellation& cancellation);
 
 /// run_data, candidates, gates and the projection: leaves plan.json and recipe.txt.
-std::vector<StageResult> run_train(const Settings& settings, Observer& observer, const Cancellation& cancellation);
+std::vector<StageResult> run_train(const Settings& settings, Observer& observer,
+                                   const Cancellation& cancellation);
 
 /// Writes settings.output from <run>/plan.json, or from `plan` if it is not empty.
-QuantizeResult run_export(const Settings& settings, const std::filesystem::path& plan, Observer& observer,
-                          const Cancellation& cancellation);
+QuantizeResult run_export(const Settings& settings, const std::filesystem::path& plan,
+                          Observer& observer, const Cancellation& cancellation);
 
 /// What is in a model and what a size could buy.
 struct TensorRow {
@@ -71,8 +75,8 @@ struct Inspection {
     uint64_t file_bytes = 0;
     uint64_t n_weights = 0;
     std::vector<TensorRow> tensors;
-    std::vector<PresetRow> presets;     ///< ascending in size
-    uint64_t min_file_bytes = 0;        ///< attainable range with the settings' types
+    std::vector<PresetRow> presets;  ///< ascending in size
+    uint64_t min_file_bytes = 0;     ///< attainable range with the settings' types
     uint64_t max_file_bytes = 0;
 };
 Inspection inspect(const Settings& settings);

@@ -31,15 +31,17 @@ std::vector<int> shuffled(int n, uint64_t seed) {
 
 class Trainer {
 public:
-    Trainer(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types, Teacher& teacher,
-            RunDir& run, Observer& observer, const Cancellation& cancellation)
+    Trainer(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+            const CandidateTypes& types, Teacher& teacher, RunDir& run, Observer& observer,
+            const Cancellation& cancellation)
         : bench_(bench),
           calibration_(calibration),
           teacher_(teacher),
           run_(run),
           observer_(observer),
           cancellation_(cancellation),
-          executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, true), executor_options()),
+          executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, true),
+                    executor_options()),
           weights_(bench.file(), executor_.weights(), bench.pool()),
           sink_(executor_.weights(), bench.pool().size()) {
         for (size_t t = 0; t < types.size(); ++t) {
@@ -61,8 +63,10 @@ public:
             const int batch = order[static_cast<size_t>(gates.step_index()) % order.size()];
             step(gates, batch);
             const search::GateRecord& record = gates.history().back();
-            timer.progress(static_cast<double>(gates.step_index()),
-                           fmt::format("KL {:.4f} CE {:.3f} tau {:.2f} size {:.1f} MB", record.loss.kl, record.loss.ce, record.tau, record.expected_bytes / 1e6));
+            timer.progress(
+                static_cast<double>(gates.step_index()),
+                fmt::format("KL {:.4f} CE {:.3f} tau {:.2f} size {:.1f} MB", record.loss.kl,
+                            record.loss.ce, record.tau, record.expected_bytes / 1e6));
             write_file_atomic(run_.file(kGatesFile), gates.serialize());
         }
     }
@@ -72,27 +76,36 @@ private:
         engine::ExecutorOptions options;
         options.n_threads = bench_.settings().n_threads;
         options.memory_bytes = bench_.memory_bytes() / 2;
-        options.wants_gradient = [this](const engine::WeightInfo& info) { return bench_.find_tensor(info.name) >= 0; };
+        options.wants_gradient = [this](const engine::WeightInfo& info) {
+            return bench_.find_tensor(info.name) >= 0;
+        };
         return options;
     }
 
     void step(search::Gates& gates, int batch) {
         for (size_t t = 0; t < views_.size(); ++t) {
             const std::vector<double> p = gates.probabilities(t);
-            weights_.set(bench_.tensors()[t].name, {views_[t], std::vector<float>(p.begin(), p.end())});
+            weights_.set(bench_.tensors()[t].name,
+                         {views_[t], std::vector<float>(p.begin(), p.end())});
         }
         sink_.clear();
         const std::span<const int32_t> tokens[] = {calibration_.batch(batch)};
-        const engine::LossWeights loss_weights{gates.options().ce_weight, gates.options().lambda_kl};
-        engine::DistillationLoss loss(tokens, calibration_.n_sequences, executor_.n_vocab(), loss_weights, teacher_.logits(batch), bench_.pool());
+        const engine::LossWeights loss_weights{gates.options().ce_weight,
+                                               gates.options().lambda_kl};
+        engine::DistillationLoss loss(tokens, calibration_.n_sequences, executor_.n_vocab(),
+                                      loss_weights, teacher_.logits(batch), bench_.pool());
         executor_.step(tokens, weights_, loss, sink_, &cancellation_);
         std::vector<std::vector<double>> contractions;
         for (size_t t = 0; t < views_.size(); ++t) {
-            contractions.push_back(indices_[t] >= 0 ? sink_.contraction(indices_[t]) : std::vector<double>(views_[t].size(), 0.0));
+            contractions.push_back(indices_[t] >= 0 ? sink_.contraction(indices_[t])
+                                                    : std::vector<double>(views_[t].size(), 0.0));
         }
-        const search::GateStepResult result = gates.step(contractions, {loss.sums().mean_cross_entropy(), loss.sums().mean_kl()});
+        const search::GateStepResult result =
+            gates.step(contractions, {loss.sums().mean_cross_entropy(), loss.sums().mean_kl()});
         if (!result.applied()) {
-            observer_.log(LogLevel::warn, fmt::format("step {} was not finite and is left out, first at {}", gates.step_index(), result.non_finite.front()));
+            observer_.log(LogLevel::warn,
+                          fmt::format("step {} was not finite and is left out, first at {}",
+                                      gates.step_index(), result.non_finite.front()));
         }
     }
 
@@ -107,10 +120,11 @@ private:
     ContractSink sink_;
     std::vector<quant::StoredCandidate> held_;
     std::vector<std::vector<quant::CandidateView>> views_;  // by tensor
-    std::vector<int> indices_;                              // weight of each tensor in the graph, or -1
+    std::vector<int> indices_;  // weight of each tensor in the graph, or -1
 };
 
-search::Gates make_gates(const Workbench& bench, const Calibration& calibration, const CandidateTypes& types) {
+search::Gates make_gates(const Workbench& bench, const Calibration& calibration,
+                         const CandidateTypes& types) {
     std::vector<search::GateTensor> tensors;
     for (size_t t = 0; t < types.size(); ++t) {
         search::GateTensor tensor{bench.tensors()[t].name, type_names(types[t]), {}};
@@ -119,7 +133,8 @@ search::Gates make_gates(const Workbench& bench, const Calibration& calibration,
     }
     search::GateOptions options = bench.settings().gates;
     options.n_steps = calibration.n_train;
-    search::Gates gates(std::move(tensors), static_cast<double>(bench.fixed_bytes()), static_cast<double>(bench.target_bytes()), options);
+    search::Gates gates(std::move(tensors), static_cast<double>(bench.fixed_bytes()),
+                        static_cast<double>(bench.target_bytes()), options);
     gates.init_at_target();
     return gates;
 }
@@ -128,10 +143,12 @@ search::Gates make_gates(const Workbench& bench, const Calibration& calibration,
 
 Teacher::Teacher(Workbench& bench, const Calibration& calibration)
     : calibration_(calibration),
-      executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, false), tail_options(bench)),
+      executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, false),
+                tail_options(bench)),
       weights_(bench.file(), executor_.weights(), bench.pool()) {
     if (!executor_.tail_is_row_wise()) {
-        throw Error(ErrorKind::unsupported_model, "the model's head is not applied token by token", bench.settings().model.string());
+        throw Error(ErrorKind::unsupported_model, "the model's head is not applied token by token",
+                    bench.settings().model.string());
     }
     executor_.load_tail(weights_);
 }
@@ -139,36 +156,44 @@ Teacher::Teacher(Workbench& bench, const Calibration& calibration)
 engine::TeacherLogits Teacher::logits(int first_batch) {
     return [this, first_batch](int batch, int64_t first, int64_t n) {
         const auto states = calibration_.states(first_batch + batch);
-        return executor_.tail_slice(states.subspan(static_cast<size_t>(first * calibration_.n_hidden), static_cast<size_t>(n * calibration_.n_hidden)));
+        return executor_.tail_slice(
+            states.subspan(static_cast<size_t>(first * calibration_.n_hidden),
+                           static_cast<size_t>(n * calibration_.n_hidden)));
     };
 }
 
-search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
-                          Teacher& teacher, RunDir& run, std::vector<StageResult>& results, Observer& observer,
+search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+                          const CandidateTypes& types, Teacher& teacher, RunDir& run,
+                          std::vector<StageResult>& results, Observer& observer,
                           const Cancellation& cancellation) {
     search::Gates gates = make_gates(bench, calibration, types);
     // The untrained state says which tensors, types, sizes and options the gates have.
-    const std::string fingerprint = sha256_hex(fmt::format("train {} {} {} {} {}", bench.fingerprint(), calibration.token_hash, gates.serialize(),
-                                                           bench.settings().seed, bench.encoder().identity()));
+    const std::string fingerprint = sha256_hex(
+        fmt::format("train {} {} {} {} {}", bench.fingerprint(), calibration.token_hash,
+                    gates.serialize(), bench.settings().seed, bench.encoder().identity()));
     if (run.find_stage("train", fingerprint)) {
         StageTimer::cached("train", results, observer);
         return search::Gates::deserialize(read_file(run.file(kGatesFile)));
     }
-    if (run.find_stage("train-begun", fingerprint) && std::filesystem::exists(run.file(kGatesFile))) {
+    if (run.find_stage("train-begun", fingerprint) &&
+        std::filesystem::exists(run.file(kGatesFile))) {
         gates = search::Gates::deserialize(read_file(run.file(kGatesFile)));
-        observer.log(LogLevel::info, fmt::format("training goes on at step {} of {}", gates.step_index(), gates.options().n_steps));
+        observer.log(LogLevel::info, fmt::format("training goes on at step {} of {}",
+                                                 gates.step_index(), gates.options().n_steps));
     } else {
         std::filesystem::remove(run.file(kGatesFile));
         run.finish_stage("train-begun", fingerprint, {});
     }
     StageTimer timer("train", static_cast<double>(gates.options().n_steps), "steps", observer);
-    Trainer(bench, calibration, candidates, types, teacher, run, observer, cancellation).run(gates, timer);
+    Trainer(bench, calibration, candidates, types, teacher, run, observer, cancellation)
+        .run(gates, timer);
     run.finish_stage("train", fingerprint, {{"steps", gates.step_index()}});
     timer.finish(results);
     return gates;
 }
 
-Validator::Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates, Teacher& teacher)
+Validator::Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+                     Teacher& teacher)
     : bench_(bench),
       calibration_(calibration),
       candidates_(candidates),
@@ -179,7 +204,8 @@ Validator::Validator(Workbench& bench, const Calibration& calibration, Candidate
           return options;
       }()) {}
 
-std::vector<float> Validator::token_kl(const std::vector<ggml_type>& types, const Cancellation& cancellation) {
+std::vector<float> Validator::token_kl(const std::vector<ggml_type>& types,
+                                       const Cancellation& cancellation) {
     MixedWeights weights(bench_.file(), executor_.weights(), bench_.pool());
     std::vector<quant::StoredCandidate> held;
     for (size_t t = 0; t < types.size(); ++t) {
@@ -188,13 +214,21 @@ std::vector<float> Validator::token_kl(const std::vector<ggml_type>& types, cons
         weights.set(bench_.tensors()[t].name, {{held.back().view()}, {1.0F}});
     }
     std::vector<std::span<const int32_t>> batches;
-    for (int b = 0; b < calibration_.n_valid; ++b) batches.push_back(calibration_.batch(calibration_.n_train + b));
+    for (int b = 0; b < calibration_.n_valid; ++b)
+        batches.push_back(calibration_.batch(calibration_.n_train + b));
     std::vector<std::vector<float>> hidden(batches.size());
-    executor_.forward(batches, weights, nullptr,
-                      [&](int b, std::span<const float> h) { hidden[static_cast<size_t>(b)].assign(h.begin(), h.end()); }, &cancellation);
-    engine::DistillationLoss loss(batches, calibration_.n_sequences, executor_.n_vocab(), {0.0, 1.0}, teacher_.logits(calibration_.n_train), bench_.pool());
-    executor_.logits(static_cast<int>(batches.size()), weights,
-                     [&](int b) { return std::span<const float>(hidden[static_cast<size_t>(b)]); }, loss, &cancellation);
+    executor_.forward(
+        batches, weights, nullptr,
+        [&](int b, std::span<const float> h) {
+            hidden[static_cast<size_t>(b)].assign(h.begin(), h.end());
+        },
+        &cancellation);
+    engine::DistillationLoss loss(batches, calibration_.n_sequences, executor_.n_vocab(),
+                                  {0.0, 1.0}, teacher_.logits(calibration_.n_train), bench_.pool());
+    executor_.logits(
+        static_cast<int>(batches.size()), weights,
+        [&](int b) { return std::span<const float>(hidden[static_cast<size_t>(b)]); }, loss,
+        &cancellation);
     return loss.token_kl();
 }
 

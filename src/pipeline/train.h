@@ -26,16 +26,20 @@ private:
 
 /// Trains the gates, saving them after every step so that a killed run goes on where it was.
 /// history and final state are also in <run>/gates.json.
-search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates, const CandidateTypes& types,
-                          Teacher& teacher, RunDir& run, std::vector<StageResult>& results, Observer& observer,
+search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+                          const CandidateTypes& types, Teacher& teacher, RunDir& run,
+                          std::vector<StageResult>& results, Observer& observer,
                           const Cancellation& cancellation);
 
-/// Measures plans: KL(teacher || model with these types) of every validation token, weights decoded, activations exact.
+/// Measures plans: KL(teacher || model with these types) of every validation token, weights
+/// decoded, activations exact.
 class Validator {
 public:
-    Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates, Teacher& teacher);
+    Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+              Teacher& teacher);
     /// types: by tensor index. Nats, in token order.
-    std::vector<float> token_kl(const std::vector<ggml_type>& types, const Cancellation& cancellation);
+    std::vector<float> token_kl(const std::vector<ggml_type>& types,
+                                const Cancellation& cancellation);
 
 private:
     Workbench& bench_;

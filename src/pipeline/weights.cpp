@@ -10,18 +10,22 @@ quant::MatrixShape matrix_shape(const engine::WeightInfo& weight) {
     return {weight.ne[0], weight.ne[1], weight.ne[2] * weight.ne[3]};
 }
 
-MixedWeights::MixedWeights(const gguf::File& file, const std::vector<engine::WeightInfo>& weights, ThreadPool& pool)
+MixedWeights::MixedWeights(const gguf::File& file, const std::vector<engine::WeightInfo>& weights,
+                           ThreadPool& pool)
     : file_(file), weights_(weights), pool_(pool) {
     for (const engine::WeightInfo& weight : weights) {
         const gguf::TensorInfo* tensor = file.find_tensor(weight.name);
         if (tensor == nullptr || tensor->n_elements() != weight.n_elements()) {
-            throw Error(ErrorKind::unsupported_model, "llama.cpp's graph uses a weight that is not in the file", weight.name);
+            throw Error(ErrorKind::unsupported_model,
+                        "llama.cpp's graph uses a weight that is not in the file", weight.name);
         }
         tensors_.push_back(tensor);
     }
 }
 
-void MixedWeights::set(const std::string& name, Mixture mixture) { mixtures_[name] = std::move(mixture); }
+void MixedWeights::set(const std::string& name, Mixture mixture) {
+    mixtures_[name] = std::move(mixture);
+}
 
 void MixedWeights::load(int index, float* rows, float* transposed) {
     const auto i = static_cast<size_t>(index);
@@ -32,7 +36,8 @@ void MixedWeights::load(int index, float* rows, float* transposed) {
         return;
     }
     const gguf::TensorInfo& tensor = *tensors_[i];
-    const quant::CandidateView view = quant::make_view(tensor.type, file_.data(tensor).data(), shape.n_per_row);
+    const quant::CandidateView view =
+        quant::make_view(tensor.type, file_.data(tensor).data(), shape.n_per_row);
     const float one = 1.0F;
     quant::mix({&view, 1}, {&one, 1}, shape, out, pool_);
 }
@@ -64,7 +69,8 @@ void ContractSink::take(int index, const float* dw, int ith, int nth) {
     quant::contract_blocks(views, dw, shape, partial.data(), nullptr, begin, end);
     auto& sums = sums_[i][static_cast<size_t>(ith)];
     for (int64_t block = begin; block < end; ++block) {
-        for (size_t k = 0; k < views.size(); ++k) sums[k] += partial[static_cast<size_t>(block) * views.size() + k];
+        for (size_t k = 0; k < views.size(); ++k)
+            sums[k] += partial[static_cast<size_t>(block) * views.size() + k];
     }
 }
 
@@ -77,11 +83,14 @@ std::vector<double> ContractSink::contraction(int index) const {
     return c;
 }
 
-MomentSums::MomentSums(const std::vector<engine::WeightInfo>& weights) : weights_(weights), counts_(weights.size(), 0) {
-    for (const engine::WeightInfo& weight : weights) sums_.emplace_back(static_cast<size_t>(weight.ne[0]), 0.0);
+MomentSums::MomentSums(const std::vector<engine::WeightInfo>& weights)
+    : weights_(weights), counts_(weights.size(), 0) {
+    for (const engine::WeightInfo& weight : weights)
+        sums_.emplace_back(static_cast<size_t>(weight.ne[0]), 0.0);
 }
 
-void MomentSums::take(int index, const float* x, int64_t n_columns, int64_t stride, int ith, int nth) {
+void MomentSums::take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
+                      int nth) {
     const auto i = static_cast<size_t>(index);
     const int64_t n = weights_[i].ne[0];
     const int64_t begin = n * ith / nth;
@@ -89,7 +98,8 @@ void MomentSums::take(int index, const float* x, int64_t n_columns, int64_t stri
     double* sums = sums_[i].data();
     for (int64_t column = 0; column < n_columns; ++column) {
         const float* v = x + column * stride;
-        for (int64_t j = begin; j < end; ++j) sums[j] += static_cast<double>(v[j]) * static_cast<double>(v[j]);
+        for (int64_t j = begin; j < end; ++j)
+            sums[j] += static_cast<double>(v[j]) * static_cast<double>(v[j]);
     }
     if (ith == 0) counts_[i] += n_columns;
 }

@@ -1,4 +1,5 @@
-// The engine's outlets over real tensors: source weights, mixtures of candidates, contractions, second moments.
+// The engine's outlets over real tensors: source weights, mixtures of candidates, contractions,
+// second moments.
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,8 @@ struct Mixture {
 /// Weights from the file, some of them replaced by mixtures (by tensor name).
 class MixedWeights : public engine::WeightSource {
 public:
-    MixedWeights(const gguf::File& file, const std::vector<engine::WeightInfo>& weights, ThreadPool& pool);
+    MixedWeights(const gguf::File& file, const std::vector<engine::WeightInfo>& weights,
+                 ThreadPool& pool);
 
     /// Replaces a tensor; weights that the graph does not use are ignored.
     void set(const std::string& name, Mixture mixture);
@@ -61,7 +63,8 @@ class MomentSums : public engine::MomentSink {
 public:
     explicit MomentSums(const std::vector<engine::WeightInfo>& weights);
 
-    void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith, int nth) override;
+    void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
+              int nth) override;
     /// Adds vectors of a weight's input that the engine does not see (the head's: hidden states).
     void add(int index, std::span<const float> x);
 

@@ -23,11 +23,13 @@ model::Model load_model(const gguf::File& file) {
 }
 
 quant::Encoder open_encoder(const Settings& settings) {
-    return settings.ggml_lib.empty() ? quant::Encoder() : quant::Encoder::open_library(settings.ggml_lib);
+    return settings.ggml_lib.empty() ? quant::Encoder()
+                                     : quant::Encoder::open_library(settings.ggml_lib);
 }
 
 bool is_source_type(ggml_type type) {
-    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_Q8_0;
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
+           type == GGML_TYPE_Q8_0;
 }
 
 }  // namespace
@@ -44,8 +46,9 @@ Workbench::Workbench(const Settings& settings, Observer& observer)
     apply_pins();
     Sha256 hash;
     for (const gguf::TensorInfo& tensor : file_.tensors()) {
-        hash.update(fmt::format("{} {} {} {} {} {} {}\n", tensor.name, ggml_type_name(tensor.type), tensor.ne[0], tensor.ne[1],
-                                tensor.ne[2], tensor.ne[3], tensor.offset));
+        hash.update(fmt::format("{} {} {} {} {} {} {}\n", tensor.name, ggml_type_name(tensor.type),
+                                tensor.ne[0], tensor.ne[1], tensor.ne[2], tensor.ne[3],
+                                tensor.offset));
         n_weights_ += tensor.n_elements();
     }
     for (const auto& path : file_.paths()) {
@@ -53,15 +56,18 @@ Workbench::Workbench(const Settings& settings, Observer& observer)
                                 std::filesystem::last_write_time(path).time_since_epoch().count()));
     }
     fingerprint_ = hash.hex();
-    observer.log(LogLevel::debug, fmt::format("{}: {} weights in {} tensors, {} of them quantizable", model_.description(),
-                                              n_weights_, file_.tensors().size(), tensors_.size()));
+    observer.log(
+        LogLevel::debug,
+        fmt::format("{}: {} weights in {} tensors, {} of them quantizable", model_.description(),
+                    n_weights_, file_.tensors().size(), tensors_.size()));
 }
 
 void Workbench::check_source() const {
     for (const gguf::TensorInfo& tensor : file_.tensors()) {
         if (tensor.n_rows() > 1 && ggml_is_quantized(tensor.type) && !is_source_type(tensor.type)) {
             throw Error(ErrorKind::usage,
-                        fmt::format("the model is already quantized: {} is {}", tensor.name, ggml_type_name(tensor.type)),
+                        fmt::format("the model is already quantized: {} is {}", tensor.name,
+                                    ggml_type_name(tensor.type)),
                         settings_.model.string(), "start from the BF16, F16, F32 or Q8_0 file");
         }
     }
@@ -69,7 +75,8 @@ void Workbench::check_source() const {
 
 void Workbench::find_tensors() {
     std::vector<model::TensorShape> shapes;
-    for (const gguf::TensorInfo& tensor : file_.tensors()) shapes.push_back({tensor.name, tensor.ne});
+    for (const gguf::TensorInfo& tensor : file_.tensors())
+        shapes.push_back({tensor.name, tensor.ne});
     const std::vector<bool> allowed = model::allows_quantization(model_, shapes);
     for (size_t i = 0; i < allowed.size(); ++i) {
         const gguf::TensorInfo& info = file_.tensors()[i];
@@ -82,7 +89,9 @@ void Workbench::find_tensors() {
         tensors_.push_back(std::move(tensor));
     }
     if (tensors_.empty()) {
-        throw Error(ErrorKind::unsupported_model, "the model has no tensor that llama.cpp would quantize", settings_.model.string());
+        throw Error(ErrorKind::unsupported_model,
+                    "the model has no tensor that llama.cpp would quantize",
+                    settings_.model.string());
     }
 }
 
@@ -90,7 +99,8 @@ void Workbench::apply_pins() {
     std::vector<std::string> problems;
     const auto find = [&](const std::string& name) -> Tensor* {
         const int index = find_tensor(name);
-        if (index < 0) problems.push_back(fmt::format("no quantizable tensor is named \"{}\"", name));
+        if (index < 0)
+            problems.push_back(fmt::format("no quantizable tensor is named \"{}\"", name));
         return index < 0 ? nullptr : &tensors_[static_cast<size_t>(index)];
     };
     for (const auto& [name, type_name] : settings_.tensor_types) {
@@ -99,7 +109,8 @@ void Workbench::apply_pins() {
         if (!type) problems.push_back(fmt::format("unknown type \"{}\" for {}", type_name, name));
         if (tensor == nullptr || !type) continue;
         if (!quant::is_legal(*type, tensor->shape.n_per_row, true, tensor->is_embedding_or_head)) {
-            problems.push_back(fmt::format("{} is not possible for {}: its rows have {} weights", type_name, name, tensor->shape.n_per_row));
+            problems.push_back(fmt::format("{} is not possible for {}: its rows have {} weights",
+                                           type_name, name, tensor->shape.n_per_row));
         } else {
             tensor->pinned = quant::type_info(*type).name;
         }
@@ -114,7 +125,8 @@ void Workbench::apply_pins() {
         std::erase_if(tensors_, [](const Tensor& tensor) { return tensor.pinned == "keep"; });
         return;
     }
-    throw Error(ErrorKind::usage, fmt::format("{}", fmt::join(problems, "; ")), "", "`voodoo inspect` lists tensors and types");
+    throw Error(ErrorKind::usage, fmt::format("{}", fmt::join(problems, "; ")), "",
+                "`voodoo inspect` lists tensors and types");
 }
 
 int Workbench::find_tensor(const std::string& name) const {
@@ -134,15 +146,19 @@ graph::Graph Workbench::capture(int n_sequences, int32_t chunk_len, bool need_gr
     // Random tokens, so that the leaf that holds them can't be taken for positions.
     Random random(settings_.seed, "capture");
     std::vector<int32_t> tokens(static_cast<size_t>(n_sequences) * static_cast<size_t>(chunk_len));
-    for (int32_t& token : tokens) token = static_cast<int32_t>(random.below(static_cast<uint64_t>(model_.n_vocab())));
+    for (int32_t& token : tokens)
+        token = static_cast<int32_t>(random.below(static_cast<uint64_t>(model_.n_vocab())));
     model::CaptureOptions options;
     options.n_sequences = n_sequences;
     options.n_threads = settings_.n_threads;
     graph::Graph graph = graph::functionalize(model::capture(model_, tokens, options).trace);
     if (need_gradients) {
-        const auto missing = engine::audit(graph, [this](const std::string& name) { return find_tensor(name) >= 0; });
+        const auto missing = engine::audit(
+            graph, [this](const std::string& name) { return find_tensor(name) >= 0; });
         if (!missing.empty()) {
-            throw Error(ErrorKind::unsupported_op, fmt::format("{} can't be differentiated yet: {}", model_.architecture(), engine::describe(missing)),
+            throw Error(ErrorKind::unsupported_op,
+                        fmt::format("{} can't be differentiated yet: {}", model_.architecture(),
+                                    engine::describe(missing)),
                         settings_.model.string(), "nothing was computed");
         }
     }
@@ -154,7 +170,8 @@ uint64_t Workbench::memory_bytes() const {
     return device::available_memory() / 10 * 6;
 }
 
-gguf::Metadata Workbench::output_metadata(const std::map<std::string, ggml_type>& types, const std::string& plan_hash,
+gguf::Metadata Workbench::output_metadata(const std::map<std::string, ggml_type>& types,
+                                          const std::string& plan_hash,
                                           const std::string& method) const {
     gguf::Metadata metadata = gguf::without_split_keys(file_.metadata());
     std::map<ggml_type, int64_t> weights;
@@ -163,27 +180,36 @@ gguf::Metadata Workbench::output_metadata(const std::map<std::string, ggml_type>
         const ggml_type type = found == types.end() ? tensor.info->type : found->second;
         weights[type] += tensor.shape.n_elements();
     }
-    const auto most = std::max_element(weights.begin(), weights.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-    gguf::set_value(metadata, "general.quantization_version", gguf::Value::scalar<uint32_t>(GGML_QNT_VERSION));
-    gguf::set_value(metadata, "general.file_type", gguf::Value::scalar<uint32_t>(model::ftype_for_type(most->first)));
+    const auto most =
+        std::max_element(weights.begin(), weights.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    gguf::set_value(metadata, "general.quantization_version",
+                    gguf::Value::scalar<uint32_t>(GGML_QNT_VERSION));
+    gguf::set_value(metadata, "general.file_type",
+                    gguf::Value::scalar<uint32_t>(model::ftype_for_type(most->first)));
     gguf::set_value(metadata, "voodoo.version", gguf::Value::text(VOODOO_VERSION));
-    gguf::set_value(metadata, "voodoo.target_bytes", gguf::Value::scalar<uint64_t>(settings_.size_bytes || settings_.bpw ? target_bytes() : 0));
+    gguf::set_value(
+        metadata, "voodoo.target_bytes",
+        gguf::Value::scalar<uint64_t>(settings_.size_bytes || settings_.bpw ? target_bytes() : 0));
     gguf::set_value(metadata, "voodoo.plan_hash", gguf::Value::text(plan_hash));
     // Fixed width: the size of the header must not depend on which plan wins.
     gguf::set_value(metadata, "voodoo.method", gguf::Value::text(fmt::format("{:<32.32}", method)));
     return metadata;
 }
 
-std::vector<gguf::PlannedTensor> Workbench::output_tensors(const std::map<std::string, ggml_type>& types) const {
+std::vector<gguf::PlannedTensor> Workbench::output_tensors(
+    const std::map<std::string, ggml_type>& types) const {
     std::vector<gguf::PlannedTensor> planned = gguf::planned_tensors(file_.tensors());
     for (gguf::PlannedTensor& tensor : planned) {
-        if (const auto found = types.find(tensor.name); found != types.end()) tensor.type = found->second;
+        if (const auto found = types.find(tensor.name); found != types.end())
+            tensor.type = found->second;
     }
     return planned;
 }
 
 uint64_t Workbench::output_size(const std::map<std::string, ggml_type>& types) const {
-    return gguf::file_size_bytes(output_metadata(types, std::string(64, '0'), ""), output_tensors(types));
+    return gguf::file_size_bytes(output_metadata(types, std::string(64, '0'), ""),
+                                 output_tensors(types));
 }
 
 uint64_t Workbench::padded_bytes(const Tensor& tensor, ggml_type type) const {
@@ -198,8 +224,10 @@ uint64_t Workbench::fixed_bytes() const {
 
 uint64_t Workbench::target_bytes() const {
     if (settings_.size_bytes) return *settings_.size_bytes;
-    if (settings_.bpw) return static_cast<uint64_t>(*settings_.bpw * static_cast<double>(n_weights_) / 8.0);
-    throw Error(ErrorKind::usage, "no target size", "", "give --size, e.g. --size 95MB, or --bpw, e.g. --bpw 4.25");
+    if (settings_.bpw)
+        return static_cast<uint64_t>(*settings_.bpw * static_cast<double>(n_weights_) / 8.0);
+    throw Error(ErrorKind::usage, "no target size", "",
+                "give --size, e.g. --size 95MB, or --bpw, e.g. --bpw 4.25");
 }
 
 }  // namespace voodoo::pipeline

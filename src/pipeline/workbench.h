@@ -1,4 +1,5 @@
-// What every stage needs of a model: its file, its tensors, llama.cpp's view of it, threads and encoder.
+// What every stage needs of a model: its file, its tensors, llama.cpp's view of it, threads and
+// encoder.
 #pragma once
 
 #include <map>
@@ -21,13 +22,14 @@ struct Tensor {
     const gguf::TensorInfo* info = nullptr;
     quant::MatrixShape shape;
     bool is_embedding_or_head = false;
-    std::string pinned;                ///< type name, or empty
+    std::string pinned;  ///< type name, or empty
 };
 
 class Workbench {
 public:
-    /// Validates the file, then lets llama.cpp load it. Throws Error(bad_file), Error(unsupported_model), Error(usage) for
-    /// pins that name no tensor or an illegal type and for sources below 8 bits.
+    /// Validates the file, then lets llama.cpp load it. Throws Error(bad_file),
+    /// Error(unsupported_model), Error(usage) for pins that name no tensor or an illegal type and
+    /// for sources below 8 bits.
     Workbench(const Settings& settings, Observer& observer);
 
     const Settings& settings() const { return settings_; }
@@ -41,20 +43,23 @@ public:
     std::map<std::string, quant::MatrixShape> shapes() const;
     int64_t n_weights() const { return n_weights_; }
 
-    /// SHA-256 over metadata-independent facts: names, shapes, types and sizes of tensors and the file's size and time.
+    /// SHA-256 over metadata-independent facts: names, shapes, types and sizes of tensors and the
+    /// file's size and time.
     const std::string& fingerprint() const { return fingerprint_; }
 
-    /// Captured and made SSA for n_sequences chunks of chunk_len tokens. Throws Error(unsupported_op) with the audit's
-    /// list if it can't be differentiated.
+    /// Captured and made SSA for n_sequences chunks of chunk_len tokens. Throws
+    /// Error(unsupported_op) with the audit's list if it can't be differentiated.
     graph::Graph capture(int n_sequences, int32_t chunk_len, bool need_gradients) const;
 
     /// Engine memory bound in bytes: settings, or a share of what is available.
     uint64_t memory_bytes() const;
 
-    /// Metadata of the output and its exact size for a choice of types (by tensor; others as in the source).
-    gguf::Metadata output_metadata(const std::map<std::string, ggml_type>& types, const std::string& plan_hash,
-                                   const std::string& method) const;
-    std::vector<gguf::PlannedTensor> output_tensors(const std::map<std::string, ggml_type>& types) const;
+    /// Metadata of the output and its exact size for a choice of types (by tensor; others as in the
+    /// source).
+    gguf::Metadata output_metadata(const std::map<std::string, ggml_type>& types,
+                                   const std::string& plan_hash, const std::string& method) const;
+    std::vector<gguf::PlannedTensor> output_tensors(
+        const std::map<std::string, ggml_type>& types) const;
     uint64_t output_size(const std::map<std::string, ggml_type>& types) const;
     /// Bytes of the output that do not depend on the choice: header and all tensors but tensors().
     uint64_t fixed_bytes() const;

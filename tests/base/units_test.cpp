@@ -17,7 +17,8 @@ TEST(Units, ParsesSizesWithDecimalAndBinaryUnits) {
 }
 
 TEST(Units, RefusesWhatIsNotASize) {
-    for (const char* text : {"", "MB", "4 bits", "4.2XB", "-1MB", "nan", "inf", "1e300GB", "9e99", "5b", "1 2MB"}) {
+    for (const char* text :
+         {"", "MB", "4 bits", "4.2XB", "-1MB", "nan", "inf", "1e300GB", "9e99", "5b", "1 2MB"}) {
         try {
             parse_size_bytes(text);
             FAIL() << text;

@@ -1,5 +1,6 @@
-// Every architecture that llama.cpp's own test-llama-archs generates: captured, replayed, differentiated, and compared with
-// llama.cpp; or refused by the audit with every op that is missing.
+// Every architecture that llama.cpp's own test-llama-archs generates: captured, replayed,
+// differentiated, and compared with llama.cpp; or refused by the audit with every op that is
+// missing.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -19,26 +20,37 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Tolerances, with their reasons.
-constexpr double kReplayTolerance = 1e-4;        // F32; the same kernels in the same order give 0 in practice
-constexpr double kExactGeluTolerance = 5e-3;     // llama.cpp's GELU reads a table indexed by an F16 number (11 bits)
-constexpr double kGradientTolerance = 1e-2;      // beyond the noise of the numeric derivative: curvature and kinks (RELU, CLAMP)
-constexpr double kMedianGradientTolerance = 3e-3;  // steps shrink until the noise is 1e-3: a wrong rule can not hide in the one above
-constexpr double kVacuousNoise = 8e-2;           // the numeric derivative itself is not known better: nothing was checked
+constexpr double kReplayTolerance =
+    1e-4;  // F32; the same kernels in the same order give 0 in practice
+constexpr double kExactGeluTolerance =
+    5e-3;  // llama.cpp's GELU reads a table indexed by an F16 number (11 bits)
+constexpr double kGradientTolerance =
+    1e-2;  // beyond the noise of the numeric derivative: curvature and kinks (RELU, CLAMP)
+constexpr double kMedianGradientTolerance =
+    3e-3;  // steps shrink until the noise is 1e-3: a wrong rule can not hide in the one above
+constexpr double kVacuousNoise =
+    8e-2;  // the numeric derivative itself is not known better: nothing was checked
 
-constexpr double kClampTolerance = 5e-2;         // olmo clamps q, k and v to +-1, here a fifth of their deviation: kinks everywhere
+constexpr double kClampTolerance =
+    5e-2;  // olmo clamps q, k and v to +-1, here a fifth of their deviation: kinks everywhere
 
 /// The dense attention models: no MUL_MAT_ID, SSM, convolution, linear attention or indexer.
 constexpr const char* kDense[] = {
-    "arcee",    "baichuan",     "bloom",     "chatglm",  "codeshell", "cogvlm",    "cohere2",    "command-r",  "deci",      "dream",
-    "exaone",   "exaone4",      "falcon",    "gemma",    "gemma2",    "gemma3",    "glm4",       "gpt2",       "gptneox",   "granite",
-    "granite_swa", "granitemoe", "hrm_text", "hunyuan-dense", "hunyuan_vl", "internlm2", "jais", "jais2", "llada",
-    "llama",    "maincoder",    "minicpm",   "minicpm3", "mistral3",  "mpt",       "muse-glimmer", "nanbeige", "nemotron",  "olmo",
-    "olmo2",    "openelm",      "orion",     "pangu-embedded", "phi2", "phi3",     "plamo",      "plamo3",     "pockettts", "qwen",
-    "qwen2",    "qwen2vl",      "qwen3",     "qwen3tts", "qwen3vl",   "refact",    "seed_oss",   "smollm3",    "spark2_5",  "stablelm",
-    "starcoder", "starcoder2",  "talkie",    "xverse"};
+    "arcee",          "baichuan",  "bloom",       "chatglm",    "codeshell", "cogvlm",
+    "cohere2",        "command-r", "deci",        "dream",      "exaone",    "exaone4",
+    "falcon",         "gemma",     "gemma2",      "gemma3",     "glm4",      "gpt2",
+    "gptneox",        "granite",   "granite_swa", "granitemoe", "hrm_text",  "hunyuan-dense",
+    "hunyuan_vl",     "internlm2", "jais",        "jais2",      "llada",     "llama",
+    "maincoder",      "minicpm",   "minicpm3",    "mistral3",   "mpt",       "muse-glimmer",
+    "nanbeige",       "nemotron",  "olmo",        "olmo2",      "openelm",   "orion",
+    "pangu-embedded", "phi2",      "phi3",        "plamo",      "plamo3",    "pockettts",
+    "qwen",           "qwen2",     "qwen2vl",     "qwen3",      "qwen3tts",  "qwen3vl",
+    "refact",         "seed_oss",  "smollm3",     "spark2_5",   "stablelm",  "starcoder",
+    "starcoder2",     "talkie",    "xverse"};
 
 /// Generated as mixtures of experts, but without an expert layer at their depth.
-constexpr const char* kDenseInFact[] = {"ernie4_5-moe.gguf", "paddleocr-moe.gguf", "refact-moe.gguf"};
+constexpr const char* kDenseInFact[] = {"ernie4_5-moe.gguf", "paddleocr-moe.gguf",
+                                        "refact-moe.gguf"};
 
 std::vector<std::string> dense_files() {
     std::vector<std::string> files(std::begin(kDenseInFact), std::end(kDenseInFact));
@@ -46,7 +58,8 @@ std::vector<std::string> dense_files() {
     return files;
 }
 
-/// llama.cpp itself ends the process when it decodes this one with F32 caches and flash attention off.
+/// llama.cpp itself ends the process when it decodes this one with F32 caches and flash attention
+/// off.
 const std::set<std::string> kNotCapturable = {"hy_v4-moe.gguf"};
 
 class ArchTest : public testing::Test {
@@ -55,7 +68,9 @@ protected:
         folder_ = fs::temp_directory_path() / ("voodoo_archs_" + std::to_string(::getpid()));
         fs::create_directories(folder_);
         // -d 0.3: weights large enough for gradients above the rounding of the logits.
-        const std::string command = std::string(VOODOO_LLAMA_BIN) + "/test-llama-archs -d 0.3 -s 7 -o '" + folder_.string() + "' > /dev/null 2>&1";
+        const std::string command = std::string(VOODOO_LLAMA_BIN) +
+                                    "/test-llama-archs -d 0.3 -s 7 -o '" + folder_.string() +
+                                    "' > /dev/null 2>&1";
         ASSERT_EQ(std::system(command.c_str()), 0) << command;
     }
     static void TearDownTestSuite() { fs::remove_all(folder_); }
@@ -79,7 +94,8 @@ void expect_good(const ModelCheck& check) {
     EXPECT_FALSE(check.tensors.empty());
     EXPECT_LE(median_error(check), kMedianGradientTolerance);
     for (const TensorCheck& tensor : check.tensors) {
-        EXPECT_LE(tensor.error, tolerance) << tensor.name << ": analytic " << tensor.analytic << ", numeric " << tensor.numeric;
+        EXPECT_LE(tensor.error, tolerance)
+            << tensor.name << ": analytic " << tensor.analytic << ", numeric " << tensor.numeric;
         EXPECT_LE(tensor.noise, kVacuousNoise) << tensor.name;
     }
 }
@@ -91,8 +107,11 @@ TEST_F(ArchTest, ReplaysAndDifferentiatesEveryDenseAttentionModel) {
         const ModelCheck check = check_model(folder_ / file, {});
         expect_good(check);
         n_tensors += check.tensors.size();
-        std::printf("%-26s replay %.1e  exact gelu %.1e  %2zu tensors  gradient error median %.1e worst %.1e\n", file.c_str(), check.replay_error,
-                    check.exact_gelu_error, check.tensors.size(), median_error(check), check.worst_error());
+        std::printf(
+            "%-26s replay %.1e  exact gelu %.1e  %2zu tensors  gradient error median %.1e worst "
+            "%.1e\n",
+            file.c_str(), check.replay_error, check.exact_gelu_error, check.tensors.size(),
+            median_error(check), check.worst_error());
     }
     std::printf("%zu models, %zu tensors\n", dense_files().size(), n_tensors);
 }

@@ -18,7 +18,8 @@ struct Case {
 
     Case() {
         Random random(3, "loss");
-        for (int64_t i = 0; i < kTokens; ++i) tokens.push_back(static_cast<int32_t>(random.below(kVocab)));
+        for (int64_t i = 0; i < kTokens; ++i)
+            tokens.push_back(static_cast<int32_t>(random.below(kVocab)));
         for (int64_t i = 0; i < kTokens * kVocab; ++i) {
             student.push_back(static_cast<float>(2 * random.normal()));
             teacher.push_back(static_cast<float>(2 * random.normal()));
@@ -26,16 +27,20 @@ struct Case {
     }
 
     /// In slices of `slice` tokens; returns the gradient in `gradient` if it is not null.
-    double run(LossWeights weights, int64_t slice, std::vector<float>* gradient, int64_t skip = 0, LossSums* sums = nullptr) const {
+    double run(LossWeights weights, int64_t slice, std::vector<float>* gradient, int64_t skip = 0,
+               LossSums* sums = nullptr) const {
         ThreadPool pool(2);
         const std::span<const int32_t> batches[] = {tokens};
-        DistillationLoss loss(batches, 2, kVocab, weights,
-                              [&](int, int64_t first, int64_t n) {
-                                  return std::span(teacher).subspan(static_cast<size_t>(first * kVocab), static_cast<size_t>(n * kVocab));
-                              },
-                              pool, skip);
+        DistillationLoss loss(
+            batches, 2, kVocab, weights,
+            [&](int, int64_t first, int64_t n) {
+                return std::span(teacher).subspan(static_cast<size_t>(first * kVocab),
+                                                  static_cast<size_t>(n * kVocab));
+            },
+            pool, skip);
         std::vector<float> logits = student;
-        for (int64_t first = 0; first < kTokens; first += slice) loss.add(0, first, slice, logits.data() + first * kVocab, gradient != nullptr);
+        for (int64_t first = 0; first < kTokens; first += slice)
+            loss.add(0, first, slice, logits.data() + first * kVocab, gradient != nullptr);
         if (gradient != nullptr) *gradient = logits;
         if (sums != nullptr) *sums = loss.sums();
         return loss.value();
@@ -43,7 +48,8 @@ struct Case {
 };
 
 TEST(DistillationLoss, GradientMatchesCentralDifferences) {
-    for (const LossWeights weights : {LossWeights{1, 0}, LossWeights{0, 1}, LossWeights{0.7, 2.5}}) {
+    for (const LossWeights weights :
+         {LossWeights{1, 0}, LossWeights{0, 1}, LossWeights{0.7, 2.5}}) {
         Case c;
         std::vector<float> gradient;
         c.run(weights, 4, &gradient);
@@ -56,7 +62,8 @@ TEST(DistillationLoss, GradientMatchesCentralDifferences) {
             moved.student[i] = c.student[i] - h;
             const double down = moved.run(weights, 4, nullptr);
             const double numeric = (up - down) / (2 * static_cast<double>(h));
-            difference += (numeric - static_cast<double>(gradient[i])) * (numeric - static_cast<double>(gradient[i]));
+            difference += (numeric - static_cast<double>(gradient[i])) *
+                          (numeric - static_cast<double>(gradient[i]));
             norm += numeric * numeric;
         }
         EXPECT_GT(norm, 1e-6);
@@ -76,8 +83,10 @@ TEST(DistillationLoss, MatchesTheDefinitionInDoublePrecision) {
             zt += std::exp(static_cast<double>(c.teacher[static_cast<size_t>(i * kVocab + v)]));
         }
         for (int64_t v = 0; v < kVocab; ++v) {
-            const double s = static_cast<double>(c.student[static_cast<size_t>(i * kVocab + v)]) - std::log(zs);
-            const double t = static_cast<double>(c.teacher[static_cast<size_t>(i * kVocab + v)]) - std::log(zt);
+            const double s =
+                static_cast<double>(c.student[static_cast<size_t>(i * kVocab + v)]) - std::log(zs);
+            const double t =
+                static_cast<double>(c.teacher[static_cast<size_t>(i * kVocab + v)]) - std::log(zt);
             kl += std::exp(t) * (t - s);
             if (i % 4 != 3 && v == c.tokens[static_cast<size_t>(i) + 1]) ce -= s;
         }
@@ -108,7 +117,8 @@ TEST(DistillationLoss, SkippedTokensHaveNoGradient) {
     EXPECT_EQ(sums.n_targets, 2);
     for (int64_t i = 0; i < kTokens; ++i) {
         double norm = 0;
-        for (int64_t v = 0; v < kVocab; ++v) norm += std::abs(static_cast<double>(gradient[static_cast<size_t>(i * kVocab + v)]));
+        for (int64_t v = 0; v < kVocab; ++v)
+            norm += std::abs(static_cast<double>(gradient[static_cast<size_t>(i * kVocab + v)]));
         EXPECT_EQ(norm > 0, i % 4 >= 2) << i;
     }
 }

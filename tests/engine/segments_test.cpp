@@ -37,16 +37,22 @@ Graph residual_model(int n_layers) {
     ValueId x = push(graph, ValueKind::op, GGML_OP_SCALE, {kWidth, kTokens, 1, 1},
                      {push(graph, ValueKind::weight, GGML_OP_NONE, {kWidth, kTokens, 1, 1}, {})});
     for (int i = 0; i < n_layers; ++i) {
-        const ValueId w1 = push(graph, ValueKind::weight, GGML_OP_NONE, {kWidth, 4 * kWidth, 1, 1}, {});
-        const ValueId up = push(graph, ValueKind::op, GGML_OP_MUL_MAT, {4 * kWidth, kTokens, 1, 1}, {w1, x});
-        const ValueId relu = push(graph, ValueKind::op, GGML_OP_UNARY, {4 * kWidth, kTokens, 1, 1}, {up});
-        const ValueId w2 = push(graph, ValueKind::weight, GGML_OP_NONE, {4 * kWidth, kWidth, 1, 1}, {});
-        const ValueId down = push(graph, ValueKind::op, GGML_OP_MUL_MAT, {kWidth, kTokens, 1, 1}, {w2, relu});
+        const ValueId w1 =
+            push(graph, ValueKind::weight, GGML_OP_NONE, {kWidth, 4 * kWidth, 1, 1}, {});
+        const ValueId up =
+            push(graph, ValueKind::op, GGML_OP_MUL_MAT, {4 * kWidth, kTokens, 1, 1}, {w1, x});
+        const ValueId relu =
+            push(graph, ValueKind::op, GGML_OP_UNARY, {4 * kWidth, kTokens, 1, 1}, {up});
+        const ValueId w2 =
+            push(graph, ValueKind::weight, GGML_OP_NONE, {4 * kWidth, kWidth, 1, 1}, {});
+        const ValueId down =
+            push(graph, ValueKind::op, GGML_OP_MUL_MAT, {kWidth, kTokens, 1, 1}, {w2, relu});
         x = push(graph, ValueKind::op, GGML_OP_ADD, {kWidth, kTokens, 1, 1}, {x, down});
     }
     const ValueId norm = push(graph, ValueKind::op, GGML_OP_RMS_NORM, {kWidth, kTokens, 1, 1}, {x});
     const ValueId head = push(graph, ValueKind::weight, GGML_OP_NONE, {kWidth, kVocab, 1, 1}, {});
-    graph.output = push(graph, ValueKind::op, GGML_OP_MUL_MAT, {kVocab, kTokens, 1, 1}, {head, norm});
+    graph.output =
+        push(graph, ValueKind::op, GGML_OP_MUL_MAT, {kVocab, kTokens, 1, 1}, {head, norm});
     return graph;
 }
 
@@ -83,7 +89,8 @@ TEST(Segments, SmallerLimitsMakeMoreSegmentsThatRespectThem) {
         expect_consistent(graph, plan);
         EXPECT_GT(plan.body.size(), n_before) << parts;
         n_before = plan.body.size();
-        for (const Segment& segment : plan.body) EXPECT_LE(segment_bytes(segment, 2), whole / parts);
+        for (const Segment& segment : plan.body)
+            EXPECT_LE(segment_bytes(segment, 2), whole / parts);
     }
 }
 

@@ -49,7 +49,9 @@ public:
             transposed[m * matrix + c * n1 + r] = rows[i];
         }
     }
-    std::span<const std::byte> stored(int index) override { return bytes_[static_cast<size_t>(index)]; }
+    std::span<const std::byte> stored(int index) override {
+        return bytes_[static_cast<size_t>(index)];
+    }
 
     void move(int index, const Vector* direction, float step) {
         moved_ = index;
@@ -111,7 +113,8 @@ public:
         auto& sums = derivative[index];
         sums.resize(all.size(), 0.0);
         for (size_t k = 0; k < all.size(); ++k) {
-            for (size_t i = 0; i < all[k].size(); ++i) sums[k] += static_cast<double>(dw[i]) * static_cast<double>(all[k][i]);
+            for (size_t i = 0; i < all[k].size(); ++i)
+                sums[k] += static_cast<double>(dw[i]) * static_cast<double>(all[k][i]);
         }
     }
     std::map<int, std::vector<double>> derivative;
@@ -134,16 +137,20 @@ double relative_error(const Vector& a, const Vector& b) {
 Vector run_logits(Executor& executor, FileWeights& weights, std::span<const int32_t> tokens) {
     const std::span<const int32_t> batch[] = {tokens};
     Vector hidden, logits;
-    executor.forward(batch, weights, nullptr, [&](int, std::span<const float> h) { hidden.assign(h.begin(), h.end()); });
+    executor.forward(batch, weights, nullptr,
+                     [&](int, std::span<const float> h) { hidden.assign(h.begin(), h.end()); });
     CollectLogits collect(logits, executor.n_vocab());
-    executor.logits(1, weights, [&](int) { return std::span<const float>(hidden); }, collect);
+    executor.logits(
+        1, weights, [&](int) { return std::span<const float>(hidden); }, collect);
     return logits;
 }
 
 bool has_gelu_table(const graph::Graph& graph) {
     for (const graph::Value& value : graph.values) {
         const std::string label = value.kind == graph::ValueKind::op ? graph::op_label(value) : "";
-        if (label == "UNARY(GELU)" || label == "UNARY(GELU_QUICK)" || label == "GLU(GEGLU)" || label == "GLU(GEGLU_QUICK)") return true;
+        if (label == "UNARY(GELU)" || label == "UNARY(GELU_QUICK)" || label == "GLU(GEGLU)" ||
+            label == "GLU(GEGLU_QUICK)")
+            return true;
     }
     return false;
 }
@@ -165,17 +172,21 @@ public:
         : path_(path), options_(options), file_(gguf::File::open(path)), model_(load()) {
         result_.file = path.filename().string();
         Random random(11, "tokens");
-        for (int i = 0; i < options.n_tokens; ++i) tokens_.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(model_.n_vocab()))));
+        for (int i = 0; i < options.n_tokens; ++i)
+            tokens_.push_back(
+                static_cast<int32_t>(random.below(static_cast<uint64_t>(model_.n_vocab()))));
     }
 
     ModelCheck run() {
         model::CaptureOptions capture;
         capture.n_sequences = options_.n_sequences;
-        capture.n_threads = 1;  // tiny models: threads that wait for each other cost more than they give
+        capture.n_threads =
+            1;  // tiny models: threads that wait for each other cost more than they give
         const model::Capture recorded = model::capture(model_, tokens_, capture);
         graph_ = graph::functionalize(recorded.trace);
         for (const std::string& name : quantizable(model_, file_)) wanted_[name] = true;
-        result_.unsupported = audit(graph_, [this](const std::string& name) { return wanted_.contains(name); });
+        result_.unsupported =
+            audit(graph_, [this](const std::string& name) { return wanted_.contains(name); });
         if (!result_.unsupported.empty()) return result_;
         check_replay();
         if (options_.gradients) check_gradients();
@@ -193,7 +204,8 @@ private:
     Vector llama_logits(const std::function<void(ggml_tensor*)>& on_weight) const {
         model::CaptureOptions capture;
         capture.n_sequences = options_.n_sequences;
-        capture.n_threads = 1;  // tiny models: threads that wait for each other cost more than they give
+        capture.n_threads =
+            1;  // tiny models: threads that wait for each other cost more than they give
         capture.compute_logits = true;
         capture.on_weight = on_weight;
         return model::capture(model_, tokens_, capture).logits;
@@ -207,7 +219,9 @@ private:
         options.memory_bytes = options_.memory_bytes;
         options.stored_types = options_.stored_types && !gradients;
         options.logits_slice = 7;  // does not divide the tokens: slices are cut to fit
-        options.wants_gradient = [this](const WeightInfo& info) { return wanted_.contains(info.name); };
+        options.wants_gradient = [this](const WeightInfo& info) {
+            return wanted_.contains(info.name);
+        };
         return Executor(graph_, std::move(options));
     }
 
@@ -232,11 +246,14 @@ private:
         for (size_t i = 0; i < executor.weights().size(); ++i) {
             const int index = static_cast<int>(i);
             if (!wanted_.contains(executor.weights()[i].name)) continue;
-            directions.emplace(index, random_directions(executor.weights()[i].name, weights.values(index)));
+            directions.emplace(
+                index, random_directions(executor.weights()[i].name, weights.values(index)));
         }
         const Vector logits = llama_logits({});
         double norm = 0;
-        for (size_t i = 0; i < logits.size(); ++i) norm += std::pow(static_cast<double>(logits[i]) * static_cast<double>(projection_[i]), 2);
+        for (size_t i = 0; i < logits.size(); ++i)
+            norm +=
+                std::pow(static_cast<double>(logits[i]) * static_cast<double>(projection_[i]), 2);
         // A few roundings of 2^-24 on the way to each logit, independent of each other.
         logits_noise_ = 4 * 6e-8 * std::sqrt(norm);
         ProjectionLoss loss(projection_, executor.n_vocab());
@@ -245,13 +262,15 @@ private:
         executor.step(batch, weights, loss, sink);
         Executor replay = make(false, true);
         for (const auto& [index, all] : directions) {
-            // The direction with the largest derivative is the one that the rounding of the logits disturbs least.
+            // The direction with the largest derivative is the one that the rounding of the logits
+            // disturbs least.
             const std::vector<double>& derivatives = sink.derivative[index];
             size_t best = 0;
             for (size_t k = 0; k < derivatives.size(); ++k) {
                 if (std::abs(derivatives[k]) > std::abs(derivatives[best])) best = k;
             }
-            check_tensor(replay, weights, index, all[best], derivatives.empty() ? NAN : derivatives[best]);
+            check_tensor(replay, weights, index, all[best],
+                         derivatives.empty() ? NAN : derivatives[best]);
         }
     }
 
@@ -296,19 +315,24 @@ private:
 
     double project(const Vector& logits) const {
         double sum = 0;
-        for (size_t i = 0; i < logits.size(); ++i) sum += static_cast<double>(logits[i]) * static_cast<double>(projection_[i]);
+        for (size_t i = 0; i < logits.size(); ++i)
+            sum += static_cast<double>(logits[i]) * static_cast<double>(projection_[i]);
         return sum;
     }
 
-    void check_tensor(Executor& replay, FileWeights& weights, int index, const Vector& d, double analytic) {
+    void check_tensor(Executor& replay, FileWeights& weights, int index, const Vector& d,
+                      double analytic) {
         const auto difference = [&](float h) {
-            return (loss_at(replay, weights, index, d, h) - loss_at(replay, weights, index, d, -h)) / (2.0 * static_cast<double>(h));
+            return (loss_at(replay, weights, index, d, h) -
+                    loss_at(replay, weights, index, d, -h)) /
+                   (2.0 * static_cast<double>(h));
         };
         TensorCheck best;
         best.name = replay.weights()[static_cast<size_t>(index)].name;
         best.analytic = analytic;
-        // Richardson-extrapolated central differences with the smallest step that the rounding of the logits allows: small
-        // steps stay between the kinks of RELU and CLAMP, large ones rise above the rounding.
+        // Richardson-extrapolated central differences with the smallest step that the rounding of
+        // the logits allows: small steps stay between the kinks of RELU and CLAMP, large ones rise
+        // above the rounding.
         float h = 0.08F;
         double coarse = difference(h);
         for (int i = 0; i < 9; ++i) {
@@ -347,6 +371,8 @@ double ModelCheck::worst_error() const {
     return worst;
 }
 
-ModelCheck check_model(const std::filesystem::path& path, const CheckOptions& options) { return Checker(path, options).run(); }
+ModelCheck check_model(const std::filesystem::path& path, const CheckOptions& options) {
+    return Checker(path, options).run();
+}
 
 }  // namespace voodoo::engine

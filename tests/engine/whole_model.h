@@ -1,4 +1,5 @@
-// The whole-model check: a captured model is replayed and differentiated, and both are compared with llama.cpp.
+// The whole-model check: a captured model is replayed and differentiated, and both are compared
+// with llama.cpp.
 #pragma once
 
 #include <filesystem>
@@ -13,17 +14,18 @@ struct TensorCheck {
     std::string name;
     double analytic = 0;
     double numeric = 0;
-    double noise = 0;       ///< of the numeric derivative, from the rounding of F32 logits, relative
+    double noise = 0;  ///< of the numeric derivative, from the rounding of F32 logits, relative
     double difference = 0;  ///< |analytic - numeric| / |numeric|
-    double error = 0;       ///< the part of `difference` that three times the noise does not explain
+    double error = 0;  ///< the part of `difference` that three times the noise does not explain
 };
 
 struct ModelCheck {
     std::string file;
     std::vector<autodiff::Unsupported> unsupported;  ///< not empty: nothing else was done
-    double replay_error = 0;       ///< relative L2 error of the replayed logits
-    double exact_gelu_error = 0;   ///< of the replay with exact GELU, where the model has a GELU from a table
-    bool smooth = true;            ///< no table lookup: llama.cpp's own logits are differenced
+    double replay_error = 0;                         ///< relative L2 error of the replayed logits
+    double exact_gelu_error =
+        0;               ///< of the replay with exact GELU, where the model has a GELU from a table
+    bool smooth = true;  ///< no table lookup: llama.cpp's own logits are differenced
     std::vector<TensorCheck> tensors;
 
     double worst_error() const;
@@ -32,8 +34,8 @@ struct ModelCheck {
 struct CheckOptions {
     int n_tokens = 20;
     int n_sequences = 1;
-    uint64_t memory_bytes = 0;      ///< of the executor: small values force many segments
-    bool stored_types = false;      ///< replay with weights as stored
+    uint64_t memory_bytes = 0;  ///< of the executor: small values force many segments
+    bool stored_types = false;  ///< replay with weights as stored
     double direction_scale = 1.0;
     bool gradients = true;
 };
