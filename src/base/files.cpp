@@ -151,7 +151,7 @@ void MappedFile::drop(size_t offset, size_t size_bytes) const {
     if (begin < end) ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 
-FileLock::FileLock(std::filesystem::path path) {
+FileLock::FileLock(const std::filesystem::path& path) {
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ < 0) throw_errno("can't create lock file", path);
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {

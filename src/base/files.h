@@ -63,7 +63,7 @@ private:
 /// folder. Throws Error(io) naming the holder's process id if it is taken.
 class FileLock {
 public:
-    explicit FileLock(std::filesystem::path path);
+    explicit FileLock(const std::filesystem::path& path);
     ~FileLock();
     FileLock(const FileLock&) = delete;
     FileLock& operator=(const FileLock&) = delete;

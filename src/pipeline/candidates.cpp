@@ -145,6 +145,7 @@ SizeRange attainable_range(const Workbench& bench) {
 
 std::vector<std::string> type_names(const std::vector<Candidate>& candidates) {
     std::vector<std::string> names;
+    names.reserve(candidates.size());
     for (const Candidate& candidate : candidates)
         names.emplace_back(quant::type_info(candidate.type).name);
     return names;

@@ -214,6 +214,7 @@ std::vector<float> Validator::token_kl(const std::vector<ggml_type>& types,
         weights.set(bench_.tensors()[t].name, {{held.back().view()}, {1.0F}});
     }
     std::vector<std::span<const int32_t>> batches;
+    batches.reserve(static_cast<size_t>(calibration_.n_valid));
     for (int b = 0; b < calibration_.n_valid; ++b)
         batches.push_back(calibration_.batch(calibration_.n_train + b));
     std::vector<std::vector<float>> hidden(batches.size());
