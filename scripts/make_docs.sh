@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
-# Writes docs/cli.md from the program's own option table.
+# Writes docs/cli.md, docs/config.md and configs/default.toml from the program's own option table.
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-"$ROOT/build/release/src/cli/voodoo" help --markdown >"$ROOT/docs/cli.md.tmp"
-mv "$ROOT/docs/cli.md.tmp" "$ROOT/docs/cli.md"
-echo "docs/cli.md written"
+write() {  # write KIND FILE
+    "$ROOT/build/release/src/cli/voodoo" --print-docs "$1" >"$ROOT/$2.tmp"
+    mv "$ROOT/$2.tmp" "$ROOT/$2"
+    echo "$2 written"
+}
+write cli docs/cli.md
+write config docs/config.md
+write toml configs/default.toml

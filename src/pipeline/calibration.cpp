@@ -208,8 +208,9 @@ private:
     // ---- states and importance matrix
 
     void make_states() {
-        const std::string fingerprint = sha256_hex(fmt::format(
-            "states {} {} {}", bench_.fingerprint(), calibration_.token_hash, settings_.chunk_len));
+        const std::string fingerprint = sha256_hex(
+            fmt::format("states {} {} {} {}", bench_.fingerprint(), calibration_.token_hash,
+                        settings_.chunk_len, calibration_.n_train));
         const int n_batches = calibration_.n_train + calibration_.n_valid;
         if (const auto record = run_.find_stage("states", fingerprint)) {
             calibration_.n_hidden = record->value("n_hidden", int64_t{0});
@@ -217,8 +218,11 @@ private:
             const auto expected = static_cast<uint64_t>(n_batches * calibration_.batch_tokens() *
                                                         calibration_.n_hidden) *
                                   sizeof(float);
-            if (calibration_.states_.bytes().size() == expected &&
-                std::filesystem::exists(run_.file(kImatrixFile))) {
+            const std::filesystem::path imatrix = run_.file(kImatrixFile);
+            const bool is_whole =
+                std::filesystem::exists(imatrix) &&
+                sha256_hex(read_file(imatrix)) == record->value("imatrix_hash", "");
+            if (calibration_.states_.bytes().size() == expected && is_whole) {
                 StageTimer::cached("states", results_, observer_);
                 return;
             }
@@ -240,7 +244,9 @@ private:
         file.commit();
         write_imatrix(executor, moments);
         calibration_.states_ = MappedFile(run_.file(kStatesFile));
-        run_.finish_stage("states", fingerprint, {{"n_hidden", calibration_.n_hidden}});
+        run_.finish_stage("states", fingerprint,
+                          {{"n_hidden", calibration_.n_hidden},
+                           {"imatrix_hash", sha256_hex(read_file(run_.file(kImatrixFile)))}});
         timer.finish(results_);
     }
 

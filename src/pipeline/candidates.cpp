@@ -132,7 +132,7 @@ SizeRange attainable_range(const Workbench& bench) {
     for (const Tensor& tensor : bench.tensors()) {
         uint64_t smallest = UINT64_MAX;
         uint64_t largest = 0;
-        for (const ggml_type type : allowed_types(bench, tensor, true)) {
+        for (const ggml_type type : allowed_types(bench, tensor, bench.gets_importance(tensor))) {
             const uint64_t bytes = bench.padded_bytes(tensor, type);
             smallest = std::min(smallest, bytes);
             largest = std::max(largest, bytes);

@@ -10,7 +10,7 @@
 #include "device/memory.h"
 #include "model/llama_handle.h"
 #include "model/presets.h"
-#include "pipeline/candidates.h"
+#include "pipeline/select.h"
 #include "pipeline/stages.h"
 
 namespace voodoo::pipeline {
@@ -31,17 +31,19 @@ Inspection inspect(const Settings& settings) {
         const int index = bench.find_tensor(info.name);
         row.quantizable = index >= 0;
         if (row.quantizable) {
+            const Tensor& tensor = bench.tensors()[static_cast<size_t>(index)];
             for (const ggml_type type :
-                 allowed_types(bench, bench.tensors()[static_cast<size_t>(index)], true)) {
+                 allowed_types(bench, tensor, bench.gets_importance(tensor))) {
                 row.legal_types.emplace_back(quant::type_info(type).name);
             }
         }
         result.tensors.push_back(std::move(row));
     }
     for (const model::Preset& preset : model::presets()) {
-        const model::PresetLayout layout = model::preset_layout(settings.model, preset.name, true);
-        result.presets.push_back({std::string(preset.name), layout.file_size_bytes,
-                                  8.0 * static_cast<double>(layout.file_size_bytes) /
+        const auto layout = try_preset_layout(bench, preset.name);
+        if (!layout) continue;
+        result.presets.push_back({std::string(preset.name), layout->file_size_bytes,
+                                  8.0 * static_cast<double>(layout->file_size_bytes) /
                                       static_cast<double>(result.n_weights)});
     }
     std::sort(result.presets.begin(), result.presets.end(),

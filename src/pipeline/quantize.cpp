@@ -21,11 +21,15 @@ struct Session {
         : observer(o),
           cancellation(c),
           bench((validate(settings), settings), o),
-          run(run_dir(settings)) {
+          run(run_dir(bench)) {
         write_file_atomic(run.file("settings.toml"), settings_to_toml(settings));
     }
 
-    static std::filesystem::path run_dir(const Settings& settings) {
+    /// Checks the output's path first: the run directory beside it would create a folder that is
+    /// not there.
+    static std::filesystem::path run_dir(const Workbench& bench) {
+        const Settings& settings = bench.settings();
+        if (!settings.output.empty()) check_output_path(bench);
         if (!settings.run_dir.empty()) return settings.run_dir;
         std::filesystem::path path = settings.output.empty() ? settings.model : settings.output;
         path += ".run";
@@ -62,6 +66,18 @@ struct Trained {
     Selection selection;
 };
 
+/// The plan for llama-quantize. Kept tensors are not in the plan, but llama-quantize would give
+/// them its base type.
+std::string recipe(const Workbench& bench, search::Plan plan) {
+    for (const std::string& name : bench.settings().keep) {
+        const bool known = std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                                       [&](const auto& entry) { return entry.tensor == name; });
+        if (known) continue;
+        plan.tensors.push_back({name, ggml_type_name(bench.file().find_tensor(name)->type)});
+    }
+    return search::to_recipe(plan);
+}
+
 Trained train(Session& session, const Calibration& calibration, Candidates& candidates) {
     const uint64_t budget = session.bench.target_bytes();
     const CandidateTypes all = candidates.measure_types(budget, session.run, session.results);
@@ -78,7 +94,7 @@ Trained train(Session& session, const Calibration& calibration, Candidates& cand
     trained.plan =
         make_plan(session.bench, calibration, trained.selection.layouts[trained.selection.best]);
     search::write_plan(session.run.file("plan.json").string(), trained.plan);
-    write_file_atomic(session.run.file("recipe.txt"), search::to_recipe(trained.plan));
+    write_file_atomic(session.run.file("recipe.txt"), recipe(session.bench, trained.plan));
     return trained;
 }
 

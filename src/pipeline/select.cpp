@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "model/presets.h"
+
 #include "pipeline/stage_timer.h"
 #include "search/budget.h"
 #include "search/compare.h"
@@ -105,24 +105,43 @@ private:
         const uint64_t budget = bench_.target_bytes();
         Layout best;
         for (const model::Preset& preset : model::presets()) {
-            const model::PresetLayout made =
-                model::preset_layout(bench_.settings().model, preset.name, true);
-            std::map<std::string, ggml_type> by_name;
-            for (const auto& tensor : made.types) by_name[tensor.name] = tensor.type;
-            std::vector<ggml_type> types;
-            for (const Tensor& tensor : bench_.tensors()) {
-                const auto found = by_name.find(tensor.name);
-                types.push_back(found == by_name.end() ? tensor.info->type : found->second);
-            }
-            Layout layout = layout_of(fmt::format("preset {}", preset.name), std::move(types));
+            auto types = preset_types(preset);
+            if (!types) continue;
+            Layout layout = layout_of(fmt::format("preset {}", preset.name), std::move(*types));
             if (layout.file_bytes <= budget && layout.file_bytes > best.file_bytes)
                 best = std::move(layout);
         }
         if (best.types.empty()) {
-            observer_.log(LogLevel::info, "no preset of llama-quantize is as small as this");
+            observer_.log(
+                LogLevel::info,
+                "no preset of llama-quantize is as small as this and has only allowed types");
             return;
         }
         encode_and_add(std::move(best), layouts);
+    }
+
+    /// A preset's types with the user's pins. Nothing if the preset is not for these rows or uses a
+    /// type that is not whitelisted: such a plan may not win.
+    std::optional<std::vector<ggml_type>> preset_types(const model::Preset& preset) const {
+        const auto made = try_preset_layout(bench_, preset.name);
+        if (!made) return std::nullopt;
+        std::map<std::string, ggml_type> by_name;
+        for (const auto& tensor : made->types) by_name[tensor.name] = tensor.type;
+        std::vector<ggml_type> types;
+        for (const Tensor& tensor : bench_.tensors()) {
+            const auto found = by_name.find(tensor.name);
+            ggml_type type = found == by_name.end() ? tensor.info->type : found->second;
+            if (!tensor.pinned.empty() || !bench_.settings().types.empty()) {
+                const std::vector<ggml_type> allowed =
+                    allowed_types(bench_, tensor, bench_.gets_importance(tensor));
+                if (!tensor.pinned.empty()) type = allowed.front();
+                if (std::find(allowed.begin(), allowed.end(), type) == allowed.end()) {
+                    return std::nullopt;
+                }
+            }
+            types.push_back(type);
+        }
+        return types;
     }
 
     void add_mixes(std::vector<Layout>& layouts) const {
@@ -217,6 +236,17 @@ Selection select_layout(Workbench& bench, const Calibration& calibration, Candid
             .run(teacher);
     timer.finish(results);
     return selection;
+}
+
+std::optional<model::PresetLayout> try_preset_layout(const Workbench& bench,
+                                                     std::string_view preset) {
+    try {
+        return model::preset_layout(bench.settings().model, preset, true);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::bad_file && error.kind() != ErrorKind::unsupported_model)
+            throw;
+        return std::nullopt;
+    }
 }
 
 search::Plan make_plan(const Workbench& bench, const Calibration& calibration,

@@ -2,9 +2,12 @@
 // would do by hand.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "model/presets.h"
 #include "pipeline/train.h"
 #include "search/plan.h"
 
@@ -32,6 +35,11 @@ Selection select_layout(Workbench& bench, const Calibration& calibration, Candid
                         const search::Gates& gates, Teacher& teacher,
                         std::vector<StageResult>& results, Observer& observer,
                         const Cancellation& cancellation);
+
+/// What llama-quantize's preset gives the model (with an importance matrix), or nothing if it
+/// can't apply it: some presets have no type for rows that their blocks don't fit.
+std::optional<model::PresetLayout> try_preset_layout(const Workbench& bench,
+                                                     std::string_view preset);
 
 /// The plan file's contents for a layout.
 search::Plan make_plan(const Workbench& bench, const Calibration& calibration,

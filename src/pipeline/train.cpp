@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -139,6 +140,20 @@ search::Gates make_gates(const Workbench& bench, const Calibration& calibration,
     return gates;
 }
 
+/// The gates of a run that has begun; nothing if the file is absent or damaged.
+std::optional<search::Gates> find_gates(const RunDir& run, Observer& observer) {
+    if (!std::filesystem::exists(run.file(kGatesFile))) return std::nullopt;
+    try {
+        return search::Gates::deserialize(read_file(run.file(kGatesFile)));
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::bad_file) throw;
+        observer.log(
+            LogLevel::warn,
+            fmt::format("the run's gates are damaged and trained again: {}", error.message()));
+        return std::nullopt;
+    }
+}
+
 }  // namespace
 
 Teacher::Teacher(Workbench& bench, const Calibration& calibration)
@@ -171,13 +186,14 @@ search::Gates train_gates(Workbench& bench, const Calibration& calibration, Cand
     const std::string fingerprint = sha256_hex(
         fmt::format("train {} {} {} {} {}", bench.fingerprint(), calibration.token_hash,
                     gates.serialize(), bench.settings().seed, bench.encoder().identity()));
-    if (run.find_stage("train", fingerprint)) {
+    std::optional<search::Gates> saved;
+    if (run.find_stage("train-begun", fingerprint)) saved = find_gates(run, observer);
+    if (saved && saved->finished() && run.find_stage("train", fingerprint)) {
         StageTimer::cached("train", results, observer);
-        return search::Gates::deserialize(read_file(run.file(kGatesFile)));
+        return *std::move(saved);
     }
-    if (run.find_stage("train-begun", fingerprint) &&
-        std::filesystem::exists(run.file(kGatesFile))) {
-        gates = search::Gates::deserialize(read_file(run.file(kGatesFile)));
+    if (saved) {
+        gates = *std::move(saved);
         observer.log(LogLevel::info, fmt::format("training goes on at step {} of {}",
                                                  gates.step_index(), gates.options().n_steps));
     } else {

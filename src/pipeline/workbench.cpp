@@ -108,7 +108,14 @@ void Workbench::apply_pins() {
         const auto type = quant::find_type(type_name);
         if (!type) problems.push_back(fmt::format("unknown type \"{}\" for {}", type_name, name));
         if (tensor == nullptr || !type) continue;
-        if (!quant::is_legal(*type, tensor->shape.n_per_row, true, tensor->is_embedding_or_head)) {
+        const int64_t n_per_row = tensor->shape.n_per_row;
+        const bool is_outer = tensor->is_embedding_or_head;
+        if (quant::is_legal(*type, n_per_row, true, is_outer) &&
+            !quant::is_legal(*type, n_per_row, gets_importance(*tensor), is_outer)) {
+            problems.push_back(fmt::format(
+                "{} is not possible for {}: it needs importances, which this tensor does not get",
+                type_name, name));
+        } else if (!quant::is_legal(*type, n_per_row, true, is_outer)) {
             problems.push_back(fmt::format("{} is not possible for {}: its rows have {} weights",
                                            type_name, name, tensor->shape.n_per_row));
         } else {
@@ -127,6 +134,12 @@ void Workbench::apply_pins() {
     }
     throw Error(ErrorKind::usage, fmt::format("{}", fmt::join(problems, "; ")), "",
                 "`voodoo inspect` lists tensors and types");
+}
+
+bool Workbench::gets_importance(const Tensor& tensor) const {
+    if (!settings_.imatrix.empty()) return true;
+    if (tensor.name == "per_layer_token_embd.weight") return false;
+    return tensor.name != "token_embd.weight" || file_.find_tensor("output.weight") == nullptr;
 }
 
 int Workbench::find_tensor(const std::string& name) const {
@@ -174,11 +187,11 @@ gguf::Metadata Workbench::output_metadata(const std::map<std::string, ggml_type>
                                           const std::string& plan_hash,
                                           const std::string& method) const {
     gguf::Metadata metadata = gguf::without_split_keys(file_.metadata());
+    // All tensors count, those that are kept too.
     std::map<ggml_type, int64_t> weights;
-    for (const Tensor& tensor : tensors_) {
+    for (const gguf::TensorInfo& tensor : file_.tensors()) {
         const auto found = types.find(tensor.name);
-        const ggml_type type = found == types.end() ? tensor.info->type : found->second;
-        weights[type] += tensor.shape.n_elements();
+        weights[found == types.end() ? tensor.type : found->second] += tensor.n_elements();
     }
     const auto most =
         std::max_element(weights.begin(), weights.end(),

@@ -38,6 +38,10 @@ public:
     const quant::Encoder& encoder() const { return encoder_; }
     ThreadPool& pool() { return pool_; }
     const std::vector<Tensor>& tensors() const { return tensors_; }
+    /// False for tensors that no matmul uses, so that a run's own importance matrix has no entry
+    /// for them: embeddings that are looked up only. True for all others, and for all if the user
+    /// brings an importance matrix.
+    bool gets_importance(const Tensor& tensor) const;
     /// Index into tensors(), or -1.
     int find_tensor(const std::string& name) const;
     std::map<std::string, quant::MatrixShape> shapes() const;

@@ -98,9 +98,8 @@ TEST_F(OutputFile, MayBeWrittenInShardsThatHoldTheSameTensors) {
     EXPECT_FALSE(fs::exists(folder / "parts.gguf"));
     expect_same_tensors(folder / "out.gguf", result.files.back());
     EXPECT_LE(total, *settings.size_bytes) << "the shards together exceed the size";
-    const std::string bench =
-        testing::run_llama_tool("llama-bench", {"-m", result.files.front(), "-p", "16", "-n", "0",
-                                                "-r", "1", "-t", "2"});
+    const std::string bench = testing::run_llama_tool(
+        "llama-bench", {"-m", result.files.front(), "-p", "16", "-n", "0", "-r", "1", "-t", "2"});
     EXPECT_NE(bench.find("pp16"), std::string::npos) << bench;
 }
 

@@ -1,5 +1,5 @@
-// What the choice of types depends on: seed, size, pins, whitelist, memory, the encoding library, and
-// the measured comparison with what one would do by hand.
+// What the choice of types depends on: seed, size, pins, whitelist, memory, the encoding library,
+// and the measured comparison with what one would do by hand.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,9 +69,9 @@ TEST_F(ChosenPlan, DiffersForAnotherSize) {
 }
 
 TEST_F(ChosenPlan, IsLearned) {
-    // One matrix is much more sensitive than the others of its shape: the head sees every token, and
-    // here its rows are scaled up. Gates that learn give it at least as many bits as the untrained
-    // start, which treats all alike.
+    // One matrix is much more sensitive than the others of its shape: the head sees every token,
+    // and here its rows are scaled up. Gates that learn give it at least as many bits as the
+    // untrained start, which treats all alike.
     make_model({.n_layer = 2});
     quantize(settings);
     const search::Gates gates = gates_of(settings.output);
@@ -183,9 +183,9 @@ class MeasuredComparison : public ChosenPlan {
 protected:
     void expect_smallest_is_chosen(const pipeline::QuantizeResult& result) {
         ASSERT_FALSE(result.measured.empty());
-        const auto best = std::min_element(
-            result.measured.begin(), result.measured.end(),
-            [](const auto& a, const auto& b) { return a.mean_kl < b.mean_kl; });
+        const auto best =
+            std::min_element(result.measured.begin(), result.measured.end(),
+                             [](const auto& a, const auto& b) { return a.mean_kl < b.mean_kl; });
         EXPECT_EQ(result.chosen, best->name);
         EXPECT_EQ(result.file_bytes, best->file_bytes);
         for (const auto& measured : result.measured) {
@@ -246,8 +246,9 @@ TEST_F(MeasuredComparison, OfTheOutputAgreesWithLlamaPerplexity) {
     quantize(settings);
     const std::string text = testing::sample_text(6 * 128, 21);
     write_file_atomic(folder / "eval.txt", text);
-    const std::vector<std::string> common = {"-f", folder / "eval.txt", "-c", "128",
-                                             "--kl-divergence-base", folder / "logits", "-t", "2"};
+    const std::vector<std::string> common = {
+        "-f", folder / "eval.txt", "-c", "128", "--kl-divergence-base", folder / "logits", "-t",
+        "2"};
     std::vector<std::string> base = {"-m", settings.model};
     base.insert(base.end(), common.begin(), common.end());
     testing::run_llama_tool("llama-perplexity", base);
