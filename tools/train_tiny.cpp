@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <map>
@@ -94,12 +95,14 @@ public:
         double sum = 0;
         double square = 0;
         int64_t n = 0;
-        for (int first = 0; first + options_.n_sequences <= valid_.n_chunks();
-             first += options_.n_sequences) {
-            const auto batch = std::span(valid_.tokens)
-                                   .subspan(static_cast<size_t>(first * valid_.chunk_len),
-                                            static_cast<size_t>(batch_tokens()));
-            TokenLosses losses(batch, valid_.chunk_len, executor_->n_vocab());
+        const auto length = static_cast<size_t>(batch_tokens());
+        for (size_t first = 0; first < valid_.tokens.size(); first += length) {
+            const auto rest = std::span(valid_.tokens).subspan(first);
+            const size_t n_scored = std::min(length, rest.size());
+            Tokens batch(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(n_scored));
+            batch.resize(length, bos_);  // sequences to fill the last batch, not scored
+            TokenLosses losses(std::span(batch).first(n_scored), valid_.chunk_len,
+                               executor_->n_vocab());
             std::vector<float> hidden;
             const std::span<const int32_t> batches[] = {batch};
             executor_->forward(batches, *outlets_, nullptr, [&](int, std::span<const float> h) {
@@ -159,6 +162,9 @@ private:
         void add(int, int64_t first, int64_t n_rows, float* logits, bool) override {
             for (int64_t i = 0; i < n_rows; ++i) {
                 const int64_t token = first + i;
+                if (token >= static_cast<int64_t>(tokens_.size())) {
+                    return;
+                }
                 const int64_t position = token % chunk_len_;
                 if (position < chunk_len_ / 2 || position + 1 == chunk_len_) {
                     continue;
@@ -209,12 +215,10 @@ private:
         train_ = model::tokenize(model, split.train, false);
         VOODOO_CHECK(special.add_bos, "the model's vocabulary wants no BOS");
         bos_ = *special.bos;
-        if (train_.size() < static_cast<size_t>(batch_tokens()) ||
-            valid_.n_chunks() < options_.n_sequences) {
+        if (train_.size() < static_cast<size_t>(options_.shape.n_ctx)) {
             throw Error(ErrorKind::usage,
-                        fmt::format("{} bytes of training text and {} of validation text are too "
-                                    "few for steps of {} tokens",
-                                    split.train.size(), split.valid.size(), batch_tokens()),
+                        fmt::format("{} bytes of training text are too few for sequences of {}",
+                                    split.train.size(), options_.shape.n_ctx),
                         {}, "give more text");
         }
     }

@@ -20,7 +20,9 @@ std::optional<nlohmann::json> RunDir::find_stage(const std::string& stage,
     if (!std::filesystem::exists(name)) return std::nullopt;
     nlohmann::json record = nlohmann::json::parse(read_file(name), nullptr, false);
     // A record that can't be read counts as absent: the stage is done again.
-    if (!record.is_object() || record.value("fingerprint", "") != fingerprint) return std::nullopt;
+    if (!record.is_object() || !record.contains("fingerprint") ||
+        record["fingerprint"] != fingerprint)
+        return std::nullopt;
     return record;
 }
 

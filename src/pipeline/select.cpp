@@ -61,24 +61,36 @@ private:
         return layout;
     }
 
-    Layout project(std::string name, search::GateScore kind) const {
-        const auto scores = gates_.scores(kind);
+    /// The knapsack over the candidates whose item (t, k) has the value value(t, k).
+    template <class Value>
+    search::BudgetSolver solver_for(Value&& value) const {
         search::BudgetProblem problem;
         problem.fixed_bytes = bench_.fixed_bytes();
         for (size_t t = 0; t < types_.size(); ++t) {
             search::BudgetGroup group;
             group.name = bench_.tensors()[t].name;
             for (size_t k = 0; k < types_[t].size(); ++k) {
-                group.items.push_back({types_[t][k].bytes, scores[t][k],
+                group.items.push_back({types_[t][k].bytes, value(t, k),
                                        std::string(quant::type_info(types_[t][k].type).name)});
             }
             problem.groups.push_back(std::move(group));
         }
-        const search::BudgetSolver solver(std::move(problem));
+        return search::BudgetSolver(std::move(problem));
+    }
+
+    Layout project(std::string name, search::GateScore kind) const {
+        const auto scores = gates_.scores(kind);
         const uint64_t budget = bench_.target_bytes();
-        search::BudgetSolution solution = solver.solve(budget);
-        solution = solver.fill(solution.choice, budget);
-        if (!solver.verify(solution.choice, budget).ok())
+        const search::BudgetSolver by_score =
+            solver_for([&](size_t t, size_t k) { return scores[t][k]; });
+        search::BudgetSolution solution = by_score.solve(budget);
+        solution = by_score.fill(solution.choice, budget);
+        // The gates hold the size penalty too, so they may prefer a smaller type where the budget
+        // has room for a better one: what they leave goes to types with a smaller error.
+        const search::BudgetSolver by_error =
+            solver_for([&](size_t t, size_t k) { return types_[t][k].sample_error; });
+        solution = by_error.fill(solution.choice, budget);
+        if (!by_error.verify(solution.choice, budget).ok())
             observer_.log(LogLevel::warn, "a projection leaves an upgrade unused");
         std::vector<ggml_type> types;
         for (size_t t = 0; t < types_.size(); ++t)

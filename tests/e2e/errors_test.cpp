@@ -173,12 +173,22 @@ TEST_F(UnsupportedModel, OfARecurrentArchitectureIsRefusedNamingItsOpsAndCompute
     expect_refused(ErrorKind::unsupported_op, {"mamba", "SSM_SCAN", "SSM_CONV"});
 }
 
-TEST_F(UnsupportedModel, OfAnEncoderIsRefused) {
-    settings.model = small_model("t5");
+TEST_F(UnsupportedModel, OfADiffusionModelIsRefused) {
+    settings.model = small_model("dream");
     settings.types.clear();
     settings.bpw = 8.0;
     settings.size_bytes.reset();
-    expect_refused(ErrorKind::unsupported_model, {});
+    expect_refused(ErrorKind::unsupported_model, {"quantization"});
+}
+
+TEST_F(UnsupportedModel, OfAMixtureOfExpertsIsRefusedNamingItsOps) {
+    fs::create_directories(folder / "archs");
+    testing::run_llama_tool("test-llama-archs", {"-a", "llama", "-o", folder / "archs"});
+    settings.model = folder / "archs/llama-moe.gguf";
+    settings.types.clear();
+    settings.bpw = 8.0;
+    settings.size_bytes.reset();
+    expect_refused(ErrorKind::unsupported_op, {"MUL_MAT_ID"});
 }
 
 TEST_F(UnsupportedModel, IsWhatDoctorReports) {

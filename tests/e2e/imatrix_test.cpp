@@ -104,7 +104,6 @@ TEST(ImatrixOfARun, AgreesWithLlamaImatrixOnTheSameTokens) {
 }
 
 TEST(ImatrixOfARun, CoversTheHeadOfATiedEmbeddingAndAgreesForBF16Weights) {
-    // The tiny model's weights are BF16 numbers before they are scaled; F32 holds them exactly.
     expect_agreement_with_llama_imatrix({.type = GGML_TYPE_BF16, .tied = true}, GGML_TYPE_F32,
                                         kTolerance);
 }

@@ -68,10 +68,7 @@ TEST_F(ChosenPlan, DiffersForAnotherSize) {
     EXPECT_GT(second.file_bytes, first.file_bytes);
 }
 
-TEST_F(ChosenPlan, IsLearned) {
-    // One matrix is much more sensitive than the others of its shape: the head sees every token,
-    // and here its rows are scaled up. Gates that learn give it at least as many bits as the
-    // untrained start, which treats all alike.
+TEST_F(ChosenPlan, IsLearnedFromAGradientOfEveryTensor) {
     make_model({.n_layer = 2});
     quantize(settings);
     const search::Gates gates = gates_of(settings.output);
@@ -87,7 +84,6 @@ TEST_F(ChosenPlan, IsLearned) {
     for (size_t t = 0; t < scores.size(); ++t) {
         if (scores[t].size() < 2) continue;
         const auto [low, high] = std::minmax_element(scores[t].begin(), scores[t].end());
-        // Except for the embedding's rows that no token uses, every tensor has a gradient.
         EXPECT_GT(*high - *low, 0.0) << gates.tensors()[t].name;
     }
 }
@@ -217,18 +213,26 @@ TEST_F(MeasuredComparison, ExportsTheBetterPlanIfTheGatesLose) {
     settings.compare = true;
     settings.types.clear();
     settings.max_encode_ns = 130;
-    settings.gates.lambda_kl = 1e-9;
-    settings.gates.ce_weight = 0.0;
-    settings.size_bytes = size_between(settings, 0.3);
-    RecordingObserver observer;
-    const pipeline::QuantizeResult result = quantize(settings, observer);
-    expect_smallest_is_chosen(result);
-    EXPECT_FALSE(result.chosen.starts_with("gates")) << "gates that learned nothing won";
-    EXPECT_NE(observer.log_text(LogLevel::warn).find(result.chosen), std::string::npos)
-        << "the log does not say so: " << observer.log_text(LogLevel::warn);
-    const gguf::File out = gguf::File::open(settings.output);
-    EXPECT_EQ(out.find_string("voodoo.method").value_or("").substr(0, 4),
-              result.chosen.substr(0, 4));
+    // Steps far too large, by the cross-entropy of a text that the model can't predict: what they
+    // learn is no guide to the divergence.
+    settings.gates.lambda_kl = 0.0;
+    settings.gates.lr = 8.0;
+    int n_lost = 0;
+    for (const double share : {0.2, 0.3, 0.45, 0.6}) {
+        SCOPED_TRACE(share);
+        settings.size_bytes = size_between(settings, share);
+        RecordingObserver observer;
+        const pipeline::QuantizeResult result = quantize(settings, observer);
+        expect_smallest_is_chosen(result);
+        const gguf::File out = gguf::File::open(settings.output);
+        EXPECT_EQ(out.find_string("voodoo.method").value_or("").substr(0, 4),
+                  result.chosen.substr(0, 4));
+        if (result.chosen.starts_with("gates")) continue;
+        ++n_lost;
+        EXPECT_NE(observer.log_text(LogLevel::warn).find(result.chosen), std::string::npos)
+            << "the log does not say so: " << observer.log_text(LogLevel::warn);
+    }
+    EXPECT_GE(n_lost, 1) << "gates that learned nothing won at every size: a vacuous test";
 }
 
 /// The number after `label` in a tool's output.
@@ -255,7 +259,7 @@ TEST_F(MeasuredComparison, OfTheOutputAgreesWithLlamaPerplexity) {
     std::vector<std::string> compare = {"-m", settings.output, "--kl-divergence"};
     compare.insert(compare.end(), common.begin(), common.end());
     const double theirs =
-        figure(testing::run_llama_tool("llama-perplexity", compare), "Mean    KLD:");
+        figure(run_tool_until("llama-perplexity", compare, "Mean    KLD:"), "Mean    KLD:");
 
     eval::EvalOptions options;
     options.n_ctx = 128;

@@ -60,6 +60,11 @@ bool run_until(const pipeline::Settings& settings, const std::string& stage,
 
 TEST_F(InterruptedRun, ContinuesInEveryStageAndGivesTheSameFile) {
     RecordingObserver observer;
+    std::set<std::string>
+        reporting;  // stages with progress; in the others nothing can be asked for
+    observer.on_event = [&](const std::string& stage, const char* event) {
+        if (std::string(event) == "progress") reporting.insert(stage);
+    };
     settings.compare = reference.compare = true;
     quantize(reference, observer);
     std::vector<std::string> stages;  // in the order in which they begin
@@ -73,6 +78,7 @@ TEST_F(InterruptedRun, ContinuesInEveryStageAndGivesTheSameFile) {
     for (const std::string& stage : stages) {
         for (const char* event : {"begin", "progress"}) {
             SCOPED_TRACE(stage + " " + event);
+            if (std::string(event) == "progress" && reporting.count(stage) == 0) continue;
             const bool interrupted = run_until(settings, stage, event);
             if (std::string(event) == "begin") {
                 EXPECT_TRUE(interrupted) << "it ran to its end";
