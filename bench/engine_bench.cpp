@@ -1,6 +1,6 @@
 // What the training engine costs on this machine, on a real model:
-//   engine_bench MODEL.gguf [tokens per step = 2048] [chunk length = 512] [memory bytes = 0]
-//   [threads = 0]
+//   engine_bench [MODEL.gguf = models/tiny-llama.gguf] [tokens per step = 2048] [chunk length =
+//   512] [memory bytes = 0] [threads = 0]
 // Prints: capture and compile time; the step without decoding as a share of the machine's own
 // matmul rate; decode + mix and contract per weight and type; memory of the process beside the
 // model's size.
@@ -125,18 +125,12 @@ void bench_kernels(ThreadPool& pool) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc < 2) {
-        fmt::print(stderr,
-                   "usage: engine_bench MODEL.gguf [tokens per step] [chunk length] [memory bytes] "
-                   "[threads]\n");
-        return 2;
-    }
     const auto number = [&](int i, long fallback) {
         return argc > i ? std::atol(argv[i]) : fallback;
     };
     pipeline::Settings settings;
-    settings.model = argv[1];
-    settings.chunk_len = static_cast<int32_t>(number(3, 512));
+    settings.model = argc > 1 ? argv[1] : "models/tiny-llama.gguf";
+    settings.chunk_len = static_cast<int32_t>(number(3, argc > 1 ? 512 : 256));
     settings.n_threads = static_cast<int>(number(5, 0));
     const int n_sequences = static_cast<int>(number(2, 2048) / settings.chunk_len);
     pipeline::Workbench bench(settings, null_observer());

@@ -26,4 +26,4 @@ size="$(stat -c %s "$out/stock-$preset.gguf")"
 echo "== a learned layout of at most the same size: $size bytes"
 "$voodoo" quantize "$model" --size "$size" --run "$out/run" -o "$out/voodoo.gguf" "${data[@]}" "$@"
 echo "== both against the original, on held-out text"
-"$voodoo" eval --reference "$model" --model "$out/voodoo.gguf" "$out/stock-$preset.gguf" --text models/tiny-valid.txt --ctx-size 256
+"$voodoo" eval --reference "$model" --model "$out/voodoo.gguf" "$out/stock-$preset.gguf" --text models/tiny-valid.txt --ctx-size 256 --chunks 120

@@ -101,8 +101,8 @@ public:
             const size_t n_scored = std::min(length, rest.size());
             Tokens batch(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(n_scored));
             batch.resize(length, bos_);  // sequences to fill the last batch, not scored
-            TokenLosses losses(std::span(batch).first(n_scored), valid_.chunk_len,
-                               executor_->n_vocab());
+            const auto scored = std::span<const int32_t>(batch).first(n_scored);
+            TokenLosses losses(scored, valid_.chunk_len, executor_->n_vocab());
             std::vector<float> hidden;
             const std::span<const int32_t> batches[] = {batch};
             executor_->forward(batches, *outlets_, nullptr, [&](int, std::span<const float> h) {

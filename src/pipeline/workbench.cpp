@@ -221,8 +221,17 @@ std::vector<gguf::PlannedTensor> Workbench::output_tensors(
 }
 
 uint64_t Workbench::output_size(const std::map<std::string, ggml_type>& types) const {
-    return gguf::file_size_bytes(output_metadata(types, std::string(64, '0'), ""),
-                                 output_tensors(types));
+    const gguf::Metadata metadata = output_metadata(types, std::string(64, '0'), "");
+    if (settings_.split_max_bytes == 0) {
+        return gguf::file_size_bytes(metadata, output_tensors(types));
+    }
+    // Every shard has a header of its own.
+    uint64_t size = 0;
+    for (const gguf::Layout& shard :
+         gguf::make_split_layout(metadata, output_tensors(types), settings_.split_max_bytes)) {
+        size += shard.file_size_bytes;
+    }
+    return size;
 }
 
 uint64_t Workbench::padded_bytes(const Tensor& tensor, ggml_type type) const {
@@ -230,6 +239,7 @@ uint64_t Workbench::padded_bytes(const Tensor& tensor, ggml_type type) const {
 }
 
 uint64_t Workbench::fixed_bytes() const {
+    // With shards an upper bound: the larger source types make more of them than the output has.
     uint64_t bytes = output_size({});
     for (const Tensor& tensor : tensors_) bytes -= padded_bytes(tensor, tensor.info->type);
     return bytes;

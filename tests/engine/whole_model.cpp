@@ -211,13 +211,13 @@ private:
         return model::capture(model_, tokens_, capture).logits;
     }
 
-    Executor make(bool gradients, bool exact_gelu) const {
+    Executor make(bool gradients, bool exact_gelu, bool stored_types = false) const {
         ExecutorOptions options;
         options.n_threads = 1;
         options.gradients = gradients;
         options.exact_gelu = exact_gelu;
         options.memory_bytes = options_.memory_bytes;
-        options.stored_types = options_.stored_types && !gradients;
+        options.stored_types = stored_types;
         options.logits_slice = 7;  // does not divide the tokens: slices are cut to fit
         options.wants_gradient = [this](const WeightInfo& info) {
             return wanted_.contains(info.name);
@@ -228,7 +228,7 @@ private:
     void check_replay() {
         result_.smooth = !has_gelu_table(graph_);
         const Vector expected = llama_logits({});
-        Executor executor = make(false, false);
+        Executor executor = make(false, false, options_.stored_types);
         FileWeights weights(file_, executor.weights());
         result_.replay_error = relative_error(run_logits(executor, weights, tokens_), expected);
         if (result_.smooth) return;
