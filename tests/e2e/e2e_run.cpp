@@ -130,14 +130,6 @@ pipeline::QuantizeResult quantize(const pipeline::Settings& settings, Observer& 
     return pipeline::run_quantize(settings, observer, cancellation);
 }
 
-std::string run_tool_until(const std::string& tool, const std::vector<std::string>& arguments,
-                           const std::string& wanted) {
-    std::string output;
-    for (int i = 0; i < 3 && output.find(wanted) == std::string::npos; ++i)
-        output = testing::run_llama_tool(tool, arguments);
-    return output;
-}
-
 std::map<std::string, ggml_type> tensor_types(const fs::path& path) {
     std::map<std::string, ggml_type> types;
     const gguf::File file = gguf::File::open(path);

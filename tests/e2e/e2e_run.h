@@ -65,11 +65,6 @@ private:
 pipeline::QuantizeResult quantize(const pipeline::Settings& settings,
                                   Observer& observer = null_observer());
 
-/// Runs a tool of llama.cpp; again (at most three times) if `wanted` is not in its output: its log
-/// is written by a thread that a busy machine may stop before the last lines are out.
-std::string run_tool_until(const std::string& tool, const std::vector<std::string>& arguments,
-                           const std::string& wanted);
-
 /// The names and types of the tensors of a file (any shard of it).
 std::map<std::string, ggml_type> tensor_types(const std::filesystem::path& path);
 

@@ -260,8 +260,8 @@ TEST_F(MeasuredComparison, OfTheOutputAgreesWithLlamaPerplexity) {
     testing::run_llama_tool("llama-perplexity", base);
     std::vector<std::string> compare = {"-m", settings.output, "--kl-divergence"};
     compare.insert(compare.end(), common.begin(), common.end());
-    const double theirs =
-        figure(run_tool_until("llama-perplexity", compare, "Mean    KLD:"), "Mean    KLD:");
+    const double theirs = figure(
+        testing::run_llama_tool_until("llama-perplexity", compare, "Mean    KLD:"), "Mean    KLD:");
 
     eval::EvalOptions options;
     options.n_ctx = 128;

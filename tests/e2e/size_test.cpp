@@ -94,7 +94,7 @@ TEST(QuantizedFile, RunsInStockLlamaCpp) {
         pipeline::Settings settings = quick_settings(model, out);
         settings.size_bytes = size_between(settings, 0.3);
         quantize(settings);
-        const std::string perplexity = run_tool_until(
+        const std::string perplexity = testing::run_llama_tool_until(
             "llama-perplexity", {"-m", out, "-f", folder / "eval.txt", "-c", "128", "-t", "2"},
             "Final estimate: PPL =");
         EXPECT_NE(perplexity.find("Final estimate: PPL ="), std::string::npos) << perplexity;

@@ -78,7 +78,9 @@ TEST_F(KlEvaluation, AgreesWithLlamaPerplexity) {
     std::vector<std::string> compare = {"-m", student("Q4_K_M"), "--kl-divergence",
                                         "--kl-divergence-base", logits};
     compare.insert(compare.end(), common.begin(), common.end());
-    const std::string output = run_llama_tool("llama-perplexity", compare);
+    // "Same top p" is the last figure that it prints.
+    const std::string output =
+        testing::run_llama_tool_until("llama-perplexity", compare, "Same top p:");
 
     const KlStatistics s = run({student("Q4_K_M")}, small_options())[0].statistics;
     EXPECT_EQ(s.n_tokens, 7u * 63u);

@@ -168,6 +168,15 @@ std::string run_llama_tool(const std::string& tool, const std::vector<std::strin
     return output;
 }
 
+std::string run_llama_tool_until(const std::string& tool, const std::vector<std::string>& arguments,
+                                 const std::string& wanted) {
+    std::string output;
+    for (int i = 0; i < 5 && output.find(wanted) == std::string::npos; ++i) {
+        output = run_llama_tool(tool, arguments);
+    }
+    return output;
+}
+
 std::map<std::string, int> file_types(const std::filesystem::path& path) {
     gguf_init_params init = {};
     init.no_alloc = true;

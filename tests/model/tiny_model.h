@@ -48,6 +48,11 @@ std::string sample_text(size_t n, uint64_t seed = 3);
 /// doesn't exit with 0.
 std::string run_llama_tool(const std::string& tool, const std::vector<std::string>& arguments);
 
+/// The same, again (at most five times) until the output contains `wanted`: llama.cpp's tools log
+/// from a thread whose last lines are lost now and then when the process ends.
+std::string run_llama_tool_until(const std::string& tool, const std::vector<std::string>& arguments,
+                                 const std::string& wanted);
+
 /// Tensor types (ggml_type) of a GGUF file by name.
 std::map<std::string, int> file_types(const std::filesystem::path& path);
 

@@ -41,10 +41,10 @@ TrainOptions small_options() {
 
 /// What llama-perplexity prints as its final estimate.
 double llama_perplexity(const std::filesystem::path& model, const std::filesystem::path& text) {
-    const std::string output = testing::run_llama_tool(
-        "llama-perplexity",
-        {"-m", model.string(), "-f", text.string(), "-c", "128", "-b", "128", "-t", "1"});
     const std::string mark = "Final estimate: PPL = ";
+    const std::string output = testing::run_llama_tool_until(
+        "llama-perplexity",
+        {"-m", model.string(), "-f", text.string(), "-c", "128", "-b", "128", "-t", "1"}, mark);
     const size_t at = output.find(mark);
     if (at == std::string::npos) {
         ADD_FAILURE() << output;
