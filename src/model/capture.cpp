@@ -45,6 +45,10 @@ private:
 
     int id_of(ggml_tensor* tensor) {
         if (const auto known = ids_.find(tensor); known != ids_.end()) return known->second;
+        // Known before its sources are: a conversion (ggml_cast) names itself as its second source.
+        const int id = static_cast<int>(trace_.tensors.size());
+        ids_.emplace(tensor, id);
+        trace_.tensors.emplace_back();
         graph::TraceTensor t;
         t.name = tensor->name;
         t.op = tensor->op;
@@ -59,9 +63,7 @@ private:
         for (int i = 0; i < n_src; ++i)
             t.src.push_back(tensor->src[i] == nullptr ? -1 : id_of(tensor->src[i]));
         if (tensor->op == GGML_OP_NONE && tensor->view_src == nullptr) record_leaf(tensor, t);
-        const int id = static_cast<int>(trace_.tensors.size());
-        trace_.tensors.push_back(std::move(t));
-        ids_.emplace(tensor, id);
+        trace_.tensors[static_cast<size_t>(id)] = std::move(t);
         return id;
     }
 

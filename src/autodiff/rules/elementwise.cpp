@@ -81,15 +81,9 @@ Grads div(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Need
     return grads;
 }
 
+/// ADD with a scalar src1, which broadcasts like any other.
 Grads add1(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs) {
-    Grads grads{};
-    if (needs[0]) {
-        grads[0] = out_grad;
-    }
-    if (needs[1]) {
-        grads[1] = tape.reduce_to(out_grad, shape_of(node->src[1]));
-    }
-    return grads;
+    return add(tape, node, out_grad, needs);
 }
 
 Grads scale(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& /*needs*/) {
