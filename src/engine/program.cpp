@@ -239,6 +239,7 @@ void Program::layout_weights() {
 
 void Program::activate(HostBlock& weights, ggml_gallocr_t allocator) {
     VOODOO_CHECK(weights.size_bytes() >= weight_bytes_, "weights do not fit their block");
+    loaded_from_ = nullptr;
     // Forget the addresses of the last activation: another program may have used that memory.
     for (ggml_tensor* t = ggml_get_first_tensor(context_); t != nullptr;
          t = ggml_get_next_tensor(context_, t)) {
@@ -264,6 +265,10 @@ void Program::activate(HostBlock& weights, ggml_gallocr_t allocator) {
 }
 
 void Program::load_weights(WeightSource& source) {
+    const uint64_t version = source.version();
+    if (version != 0 && version == loaded_version_ && &source == loaded_from_) return;
+    loaded_version_ = version;
+    loaded_from_ = &source;
     for (const Weight& weight : weights_) {
         if (options_.stored_types) {
             const auto bytes = source.stored(weight.index);

@@ -136,6 +136,8 @@ private:
     ggml_cgraph* forward_ = nullptr;
     ggml_cgraph* backward_ = nullptr;
     size_t weight_bytes_ = 0;
+    const WeightSource* loaded_from_ = nullptr;  // what the weights in memory are, if anything
+    uint64_t loaded_version_ = 0;
 };
 
 }  // namespace voodoo::engine

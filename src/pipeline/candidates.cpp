@@ -14,46 +14,6 @@ quant::SourceTensor source_of(const Workbench& bench, const Tensor& tensor) {
     return {tensor.info->type, bench.file().data(*tensor.info).data(), tensor.shape};
 }
 
-/// A stratified sample: evenly spaced rows, never from two matrices (experts) at once for one
-/// importance slice.
-struct RowSample {
-    std::vector<float> rows;
-    quant::MatrixShape shape;
-    std::vector<float> importance;
-};
-
-constexpr int64_t kMinSampleRows = 16;
-constexpr int64_t kMaxSampleRows = 96;
-
-RowSample sample_rows(const Workbench& bench, const Tensor& tensor,
-                      const std::vector<float>& importance) {
-    RowSample sample;
-    const int64_t n = tensor.shape.n_per_row;
-    const int64_t per_matrix =
-        std::max<int64_t>(1, std::clamp(tensor.shape.n_rows / 24, kMinSampleRows, kMaxSampleRows) /
-                                 std::min<int64_t>(tensor.shape.n_mat, kMinSampleRows));
-    const int64_t n_rows = std::min(per_matrix, tensor.shape.n_rows);
-    const int64_t n_mat = std::min<int64_t>(tensor.shape.n_mat, kMinSampleRows);
-    sample.shape = {n, n_rows, n_mat};
-    sample.rows.resize(static_cast<size_t>(sample.shape.n_elements()));
-    const std::byte* data = bench.file().data(*tensor.info).data();
-    const uint64_t row_bytes = quant::row_bytes(tensor.info->type, n);
-    float* to = sample.rows.data();
-    for (int64_t m = 0; m < n_mat; ++m) {
-        const int64_t matrix = m * tensor.shape.n_mat / n_mat;
-        for (int64_t r = 0; r < n_rows; ++r, to += n) {
-            const int64_t row = matrix * tensor.shape.n_rows + r * tensor.shape.n_rows / n_rows;
-            quant::to_float(tensor.info->type, data + static_cast<uint64_t>(row) * row_bytes, to,
-                            n);
-        }
-        if (!importance.empty()) {
-            sample.importance.insert(sample.importance.end(), importance.begin() + matrix * n,
-                                     importance.begin() + (matrix + 1) * n);
-        }
-    }
-    return sample;
-}
-
 /// How far above the chord (in log error) a type is still kept: tensors differ, and the sample has
 /// its error.
 constexpr double kHullSlack = -0.12;
@@ -158,7 +118,13 @@ Candidates::Candidates(Workbench& bench, const Calibration& calibration,
       observer_(observer),
       cancellation_(cancellation),
       store_(folder),
+      token_hash_(calibration.token_hash),
+      token_counts_(static_cast<size_t>(bench.model().n_vocab()), 0),
       source_hash_(bench.tensors().size()) {
+    for (int b = 0; b < calibration.n_train; ++b) {
+        for (const int32_t token : calibration.batch(b))
+            ++token_counts_[static_cast<size_t>(token)];
+    }
     int64_t n_unrouted = 0;
     for (const Tensor& tensor : bench.tensors()) {
         quant::Importance importance = calibration.imatrix.importance(tensor.name);
@@ -189,30 +155,56 @@ bool Candidates::usable(size_t tensor, ggml_type type) {
     return encoded(tensor, type).usable();
 }
 
-std::vector<Candidate> Candidates::measure(size_t index,
-                                           const std::vector<ggml_type>& types) const {
+const EncodedSample& Candidates::sample(size_t index, const std::vector<ggml_type>& types) {
+    EncodedSample& sample = samples_[index];
     const Tensor& tensor = bench_.tensors()[index];
-    const RowSample sample = sample_rows(bench_, tensor, importance_[index]);
-    const float* importance = sample.importance.empty() ? nullptr : sample.importance.data();
-    const auto reference =
-        quant::make_view(GGML_TYPE_F32, reinterpret_cast<const std::byte*>(sample.rows.data()),
-                         sample.shape.n_per_row);
-    std::vector<Candidate> measured;
+    if (sample.rows.rows.empty())
+        sample.rows = sample_rows(bench_, tensor, importance_[index], token_counts_);
+    const quant::MatrixShape& shape = sample.rows.shape;
+    const float* importance =
+        sample.rows.importance.empty() ? nullptr : sample.rows.importance.data();
     for (const ggml_type type : types) {
-        Candidate candidate{type, bench_.padded_bytes(tensor, type), 0.0};
-        std::vector<std::byte> bytes(
-            quant::size_bytes(type, sample.shape.n_per_row, sample.shape.total_rows()));
+        if (sample.encoded.contains(type) || sample.barred.contains(type)) continue;
+        std::vector<std::byte> bytes(quant::size_bytes(type, shape.n_per_row, shape.total_rows()));
         const quant::EncodeResult result =
-            quant::encode(bench_.encoder(), type, sample.rows.data(), sample.shape, importance,
+            quant::encode(bench_.encoder(), type, sample.rows.source.data(), shape, importance,
                           bytes.data(), bench_.pool(), &cancellation_);
-        if (!result.usable) {
-            observer_.log(LogLevel::debug, fmt::format("{} can't be {}: {}", tensor.name,
-                                                       quant::type_info(type).name, result.reason));
+        if (result.usable) {
+            sample.encoded.emplace(type, std::move(bytes));
             continue;
         }
-        const auto view = quant::make_view(type, bytes.data(), sample.shape.n_per_row);
-        const quant::ErrorMoments moments =
-            quant::error_moments({&view, 1}, reference, sample.shape, importance, bench_.pool());
+        sample.barred.insert(type);
+        observer_.log(LogLevel::debug, fmt::format("{} can't be {}: {}", tensor.name,
+                                                   quant::type_info(type).name, result.reason));
+    }
+    return sample;
+}
+
+void Candidates::drop_samples(const CandidateTypes& keep) {
+    for (auto& [t, sample] : samples_) {
+        std::erase_if(sample.encoded, [&, t = t](const auto& entry) {
+            return std::none_of(keep[t].begin(), keep[t].end(),
+                                [&](const Candidate& c) { return c.type == entry.first; });
+        });
+    }
+}
+
+std::vector<Candidate> Candidates::measure(size_t index, const std::vector<ggml_type>& types) {
+    const Tensor& tensor = bench_.tensors()[index];
+    const EncodedSample& encoded = sample(index, types);
+    const RowSample& rows = encoded.rows;
+    const auto reference =
+        quant::make_view(GGML_TYPE_F32, reinterpret_cast<const std::byte*>(rows.source.data()),
+                         rows.shape.n_per_row);
+    std::vector<Candidate> measured;
+    for (const ggml_type type : types) {
+        const auto found = encoded.encoded.find(type);
+        if (found == encoded.encoded.end()) continue;
+        const auto view = quant::make_view(type, found->second.data(), rows.shape.n_per_row);
+        const quant::ErrorMoments moments = quant::error_moments(
+            {&view, 1}, reference, rows.shape,
+            rows.importance.empty() ? nullptr : rows.importance.data(), bench_.pool());
+        Candidate candidate{type, bench_.padded_bytes(tensor, type), 0.0};
         candidate.sample_error = moments.reference > 0 ? moments.error[0] / moments.reference : 0.0;
         measured.push_back(candidate);
     }
@@ -270,7 +262,7 @@ CandidateTypes Candidates::measure_types(uint64_t budget_bytes, RunDir& run,
                                          std::vector<StageResult>& results) {
     const Window window = find_window(budget_bytes);
     Sha256 hash;
-    hash.update(bench_.fingerprint() + bench_.encoder().identity());
+    hash.update("row sample 2 " + bench_.fingerprint() + bench_.encoder().identity() + token_hash_);
     for (size_t t = 0; t < bench_.tensors().size(); ++t) {
         hash.update(importance_hash_[t]);
         for (const ggml_type type : types_in_window(t, window))

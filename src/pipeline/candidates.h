@@ -3,10 +3,12 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "pipeline/calibration.h"
+#include "pipeline/row_sample.h"
 #include "pipeline/workbench.h"
 #include "quant/store.h"
 
@@ -23,6 +25,13 @@ struct Candidate {
 /// Types by tensor (indices as in Workbench::tensors()), ascending in bytes.
 using CandidateTypes = std::vector<std::vector<Candidate>>;
 
+/// A sample of rows in some types.
+struct EncodedSample {
+    RowSample rows;
+    std::map<ggml_type, std::vector<std::byte>> encoded;  ///< rows one after another
+    std::set<ggml_type> barred;  ///< types in which ggml can't represent these rows
+};
+
 /// Encodes on demand through the content-addressed store.
 class Candidates {
 public:
@@ -36,6 +45,12 @@ public:
     bool usable(size_t tensor, ggml_type type);
     /// Importances of a tensor, empty if it has none.
     const std::vector<float>& importance(size_t tensor) const { return importance_[tensor]; }
+
+    /// A tensor's sampled rows in at least these types. Kept until drop_samples; the reference is
+    /// valid until then.
+    const EncodedSample& sample(size_t tensor, const std::vector<ggml_type>& types);
+    /// Frees the samples of all types but these.
+    void drop_samples(const CandidateTypes& keep);
 
     /// The types of a tensor that ggml, llama.cpp and the settings allow and whose bits per weight
     /// lie in a window around the budget's, with errors measured on a stratified sample of rows.
@@ -57,12 +72,15 @@ private:
     };
     Window find_window(uint64_t budget_bytes) const;
     std::vector<ggml_type> types_in_window(size_t tensor, const Window& window) const;
-    std::vector<Candidate> measure(size_t tensor, const std::vector<ggml_type>& types) const;
+    std::vector<Candidate> measure(size_t tensor, const std::vector<ggml_type>& types);
 
     Workbench& bench_;
     Observer& observer_;
     const Cancellation& cancellation_;
     quant::CandidateStore store_;
+    std::string token_hash_;
+    std::vector<int64_t> token_counts_;
+    std::map<size_t, EncodedSample> samples_;  // by tensor
     std::vector<std::vector<float>> importance_;
     std::vector<std::string> importance_hash_;
     std::vector<std::string> source_hash_;

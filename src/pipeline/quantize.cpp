@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "device/memory.h"
 #include "pipeline/export.h"
+#include "pipeline/score.h"
 #include "pipeline/select.h"
 #include "pipeline/settings_toml.h"
 #include "pipeline/stages.h"
@@ -78,18 +79,53 @@ std::string recipe(const Workbench& bench, search::Plan plan) {
     return search::to_recipe(plan);
 }
 
+std::vector<std::vector<double>> sample_errors(const CandidateTypes& types) {
+    std::vector<std::vector<double>> errors;
+    for (const auto& tensor : types) {
+        errors.emplace_back();
+        for (const Candidate& c : tensor) errors.back().push_back(c.sample_error);
+    }
+    return errors;
+}
+
+/// The original method. Two readings of the learned scores: the gates themselves, and the
+/// first-order change of the loss that they were trained on. The gates hold the size penalty too,
+/// so they may prefer a smaller type where the budget has room for a better one: what they leave
+/// goes to types with a smaller error.
+std::vector<SearchValues> plain_gates(Session& session, const Calibration& calibration,
+                                      Candidates& candidates, CandidateTypes& types,
+                                      Teacher& teacher) {
+    candidates.encode_all(types, session.results);
+    const search::Gates gates =
+        train_gates(session.bench, calibration, candidates, types, teacher, session.run,
+                    session.results, session.observer, session.cancellation);
+    const auto errors = sample_errors(types);
+    return {{"gates", gates.scores(search::GateScore::gates), errors},
+            {"gates (first order)", gates.scores(search::GateScore::first_order), errors}};
+}
+
+std::vector<SearchValues> run_search(Session& session, const Calibration& calibration,
+                                     Candidates& candidates, CandidateTypes& types,
+                                     Teacher& teacher) {
+    if (session.bench.settings().layout == LayoutMethod::gates_plain)
+        return plain_gates(session, calibration, candidates, types, teacher);
+    candidates.drop_samples(types);
+    const Scores scores = measure_scores(session.bench, calibration, candidates, types, session.run,
+                                         session.results, session.observer, session.cancellation);
+    candidates.drop_samples(CandidateTypes(types.size()));
+    return {{"second order", scores.cost, scores.cost}};
+}
+
 Trained train(Session& session, const Calibration& calibration, Candidates& candidates) {
     const uint64_t budget = session.bench.target_bytes();
     const CandidateTypes all = candidates.measure_types(budget, session.run, session.results);
     CandidateTypes types = candidates.prune(all);
-    candidates.encode_all(types, session.results);
     Teacher teacher(session.bench, calibration);
-    const search::Gates gates =
-        train_gates(session.bench, calibration, candidates, types, teacher, session.run,
-                    session.results, session.observer, session.cancellation);
+    const std::vector<SearchValues> searches =
+        run_search(session, calibration, candidates, types, teacher);
     Trained trained;
     trained.selection =
-        select_layout(session.bench, calibration, candidates, types, all, gates, teacher,
+        select_layout(session.bench, calibration, candidates, types, all, searches, teacher,
                       session.results, session.observer, session.cancellation);
     trained.plan =
         make_plan(session.bench, calibration, trained.selection.layouts[trained.selection.best]);

@@ -5,9 +5,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-
+#include "pipeline/score.h"
 #include "pipeline/stage_timer.h"
-#include "search/budget.h"
 #include "search/compare.h"
 #include "search/uniform_mix.h"
 
@@ -18,13 +17,14 @@ class Selector {
 public:
     Selector(Workbench& bench, const Calibration& calibration, Candidates& candidates,
              const CandidateTypes& types, const CandidateTypes& all_types,
-             const search::Gates& gates, Observer& observer, const Cancellation& cancellation)
+             const std::vector<SearchValues>& searches, Observer& observer,
+             const Cancellation& cancellation)
         : bench_(bench),
           calibration_(calibration),
           candidates_(candidates),
           types_(types),
           all_types_(all_types),
-          gates_(gates),
+          searches_(searches),
           observer_(observer),
           cancellation_(cancellation) {}
 
@@ -61,53 +61,33 @@ private:
         return layout;
     }
 
-    /// The knapsack over the candidates whose item (t, k) has the value value(t, k).
-    template <class Value>
-    search::BudgetSolver solver_for(Value&& value) const {
-        search::BudgetProblem problem;
-        problem.fixed_bytes = bench_.fixed_bytes();
-        for (size_t t = 0; t < types_.size(); ++t) {
-            search::BudgetGroup group;
-            group.name = bench_.tensors()[t].name;
-            for (size_t k = 0; k < types_[t].size(); ++k) {
-                group.items.push_back({types_[t][k].bytes, value(t, k),
-                                       std::string(quant::type_info(types_[t][k].type).name)});
-            }
-            problem.groups.push_back(std::move(group));
-        }
-        return search::BudgetSolver(std::move(problem));
-    }
-
-    Layout project(std::string name, search::GateScore kind) const {
-        const auto scores = gates_.scores(kind);
+    Layout project(const SearchValues& search) const {
         const uint64_t budget = bench_.target_bytes();
-        const search::BudgetSolver by_score =
-            solver_for([&](size_t t, size_t k) { return scores[t][k]; });
-        search::BudgetSolution solution = by_score.solve(budget);
-        solution = by_score.fill(solution.choice, budget);
-        // The gates hold the size penalty too, so they may prefer a smaller type where the budget
-        // has room for a better one: what they leave goes to types with a smaller error.
-        const search::BudgetSolver by_error =
-            solver_for([&](size_t t, size_t k) { return types_[t][k].sample_error; });
-        solution = by_error.fill(solution.choice, budget);
-        if (!by_error.verify(solution.choice, budget).ok())
+        const search::BudgetSolver by_value = budget_solver(bench_, types_, search.values);
+        search::BudgetSolution solution = by_value.solve(budget);
+        solution = by_value.fill(solution.choice, budget);
+        const search::BudgetSolver filler = budget_solver(bench_, types_, search.fill);
+        solution = filler.fill(solution.choice, budget);
+        if (!filler.verify(solution.choice, budget).ok())
             observer_.log(LogLevel::warn, "a projection leaves an upgrade unused");
         std::vector<ggml_type> types;
         for (size_t t = 0; t < types_.size(); ++t)
             types.push_back(types_[t][solution.choice[t]].type);
-        return layout_of(std::move(name), std::move(types));
+        return layout_of(search.name, std::move(types));
     }
 
-    /// The learned scores are the values. Two readings of them: the gates themselves, and the
-    /// first-order change of the loss that they were trained on; both are measured and the better
-    /// one is the search's result.
-    std::vector<Layout> projections() const {
+    /// One layout per search; equal ones once.
+    std::vector<Layout> projections() {
         std::vector<Layout> layouts;
-        layouts.push_back(project("gates", search::GateScore::gates));
-        if (bench_.settings().compare) {
-            Layout other = project("gates (first order)", search::GateScore::first_order);
-            if (other.types != layouts[0].types) layouts.push_back(std::move(other));
+        for (const SearchValues& search : searches_) {
+            Layout layout = project(search);
+            const bool known = std::any_of(layouts.begin(), layouts.end(), [&](const Layout& l) {
+                return l.types == layout.types;
+            });
+            if (!known) layouts.push_back(std::move(layout));
+            if (!bench_.settings().compare) break;
         }
+        n_searched_ = layouts.size();
         return layouts;
     }
 
@@ -213,7 +193,7 @@ private:
             const std::vector<double> tokens(layout.token_kl.begin(), layout.token_kl.end());
             plan.kl = search::chunk_means(tokens, static_cast<size_t>(calibration_.chunk_len));
             plan.file_bytes = layout.file_bytes;
-            if (layout.name.starts_with("gates") &&
+            if (plans.size() < n_searched_ &&
                 plan.mean_kl < (plans.empty() ? INFINITY : plans[searched].mean_kl))
                 searched = plans.size();
             plans.push_back(std::move(plan));
@@ -230,7 +210,8 @@ private:
     Candidates& candidates_;
     const CandidateTypes& types_;
     const CandidateTypes& all_types_;
-    const search::Gates& gates_;
+    const std::vector<SearchValues>& searches_;
+    size_t n_searched_ = 0;  // the first layouts, in order of preference
     Observer& observer_;
     const Cancellation& cancellation_;
 };
@@ -239,12 +220,12 @@ private:
 
 Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates,
                         const CandidateTypes& types, const CandidateTypes& all_types,
-                        const search::Gates& gates, Teacher& teacher,
+                        const std::vector<SearchValues>& searches, Teacher& teacher,
                         std::vector<StageResult>& results, Observer& observer,
                         const Cancellation& cancellation) {
     StageTimer timer("select", 0, "plans", observer);
     Selection selection =
-        Selector(bench, calibration, candidates, types, all_types, gates, observer, cancellation)
+        Selector(bench, calibration, candidates, types, all_types, searches, observer, cancellation)
             .run(teacher);
     timer.finish(results);
     return selection;

@@ -22,17 +22,25 @@ struct Layout {
 };
 
 struct Selection {
-    std::vector<Layout> layouts;  ///< all that were considered; [0] is the search's
+    std::vector<Layout> layouts;  ///< all that were considered; first the searches'
     size_t best = 0;
     std::vector<std::string> log;  ///< lines that say why
 };
 
-/// Projects the gates' scores to the budget and, with settings.compare, measures the result against
-/// the nearest preset below the size and the best mix of two types; the plan with the lowest
-/// measured KL wins.
+/// Predicted losses that are projected to the budget.
+struct SearchValues {
+    std::string name;                         ///< of the layout: "second order", "gates"
+    std::vector<std::vector<double>> values;  ///< by tensor and type; lower is better
+    /// What the bytes that are left over are spent by.
+    std::vector<std::vector<double>> fill;
+};
+
+/// Projects each of the searches' scores to the budget and, with settings.compare, measures the
+/// result against the nearest preset below the size and the best mix of two types; the plan with
+/// the lowest measured KL wins.
 Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates,
                         const CandidateTypes& types, const CandidateTypes& all_types,
-                        const search::Gates& gates, Teacher& teacher,
+                        const std::vector<SearchValues>& searches, Teacher& teacher,
                         std::vector<StageResult>& results, Observer& observer,
                         const Cancellation& cancellation);
 

@@ -13,6 +13,13 @@
 
 namespace voodoo::pipeline {
 
+/// How types are chosen.
+enum class LayoutMethod {
+    second_order,  ///< knapsack over second-order costs (search/sensitivity.h)
+    gates,         ///< gates that start from these costs and count the rounding to one type
+    gates_plain,   ///< gates from nothing: the original method
+};
+
 struct Settings {
     // Files.
     std::filesystem::path model;    ///< source GGUF (BF16, F16, F32 or Q8_0), may be split
@@ -39,6 +46,12 @@ struct Settings {
         1000.0;  ///< skip types whose encoder is slower, ns per weight, unless whitelisted
     std::string
         ggml_lib;  ///< path of a libggml-base that produces the bytes; empty: the linked one
+
+    // Layout.
+    LayoutMethod layout = LayoutMethod::second_order;
+    int64_t score_chunks = 24;      ///< at most so many chunks are used for second-order costs
+    double score_tolerance = 0.01;  ///< fewer, once the plans of two halves of them differ by less
+                                    ///< than this share of the predicted loss
 
     // Gates.
     search::GateOptions gates;       ///< n_steps is derived from n_tokens and tokens_per_step

@@ -44,15 +44,42 @@ void parse_integer(T& x, ValueKind kind, const Values& values) {
     x = parsed;
 }
 
-struct ScheduleName {
-    search::Schedule schedule;
+template <class Enum>
+struct ChoiceName {
+    Enum choice;
     std::string_view name;
 };
-constexpr std::array<ScheduleName, 3> kSchedules = {{
+constexpr std::array<ChoiceName<search::Schedule>, 3> kSchedules = {{
     {search::Schedule::constant, "constant"},
     {search::Schedule::linear, "linear"},
     {search::Schedule::exponential, "exponential"},
 }};
+constexpr std::array<ChoiceName<LayoutMethod>, 3> kLayouts = {{
+    {LayoutMethod::second_order, "second-order"},
+    {LayoutMethod::gates, "gates"},
+    {LayoutMethod::gates_plain, "gates-plain"},
+}};
+
+template <class Enum, size_t N>
+Values format_choice(Enum x, const std::array<ChoiceName<Enum>, N>& known) {
+    for (const auto& entry : known) {
+        if (entry.choice == x) return {std::string(entry.name)};
+    }
+    VOODOO_CHECK(false, "choice {} has no name", static_cast<int>(x));
+}
+
+template <class Enum, size_t N>
+void parse_choice(Enum& x, const std::string& text, const std::array<ChoiceName<Enum>, N>& known) {
+    std::string names;
+    for (const auto& entry : known) {
+        if (entry.name == text) {
+            x = entry.choice;
+            return;
+        }
+        names += (names.empty() ? "" : ", ") + std::string(entry.name);
+    }
+    refuse(text, "one of " + names);
+}
 
 /// The parts of all values between commas, without the empty ones.
 Values split_at_commas(const Values& values) {
@@ -148,12 +175,10 @@ Values format_values(double x) {
     return {fmt::format("{}", x)};  // the shortest text that reads back as the same number
 }
 Values format_values(search::Schedule x) {
-    for (const ScheduleName& known : kSchedules) {
-        if (known.schedule == x) {
-            return {std::string(known.name)};
-        }
-    }
-    VOODOO_CHECK(false, "schedule {} has no name", static_cast<int>(x));
+    return format_choice(x, kSchedules);
+}
+Values format_values(LayoutMethod x) {
+    return format_choice(x, kLayouts);
 }
 
 void parse_values(std::filesystem::path& x, ValueKind, const Values& values) {
@@ -222,14 +247,10 @@ void parse_values(double& x, ValueKind, const Values& values) {
     x = parsed;
 }
 void parse_values(search::Schedule& x, ValueKind, const Values& values) {
-    const std::string& text = single(values);
-    for (const ScheduleName& known : kSchedules) {
-        if (known.name == text) {
-            x = known.schedule;
-            return;
-        }
-    }
-    refuse(text, "one of constant, linear, exponential");
+    parse_choice(x, single(values), kSchedules);
+}
+void parse_values(LayoutMethod& x, ValueKind, const Values& values) {
+    parse_choice(x, single(values), kLayouts);
 }
 
 std::string nearest_name(std::string_view name, std::span<const std::string> known) {

@@ -201,6 +201,38 @@ void add_gate_number(Table& t, std::string_view name, std::string_view key, std:
         access);
 }
 
+void add_layout(Table& t) {
+    add(
+        t,
+        {.name = "layout",
+         .key = "layout.method",
+         .commands = kLearn,
+         .kind = ValueKind::choice,
+         .value = "second-order|gates|gates-plain",
+         .help = "how types are chosen: by second-order costs; by gates that start from them; by "
+                 "gates alone, the original method"},
+        [](auto& s) -> auto& { return s.layout; });
+    add(
+        t,
+        {.name = "score-chunks",
+         .key = "layout.score_chunks",
+         .commands = kLearn,
+         .kind = ValueKind::integer,
+         .unit = "chunks",
+         .help = "most chunks of the calibration text that the second-order costs are measured "
+                 "on"},
+        [](auto& s) -> auto& { return s.score_chunks; });
+    add(
+        t,
+        {.name = "score-tolerance",
+         .key = "layout.score_tolerance",
+         .commands = kLearn,
+         .kind = ValueKind::number,
+         .unit = "share of the predicted loss",
+         .help = "stop measuring costs once the plans of two halves of the chunks differ by less"},
+        [](auto& s) -> auto& { return s.score_tolerance; });
+}
+
 void add_gates(Table& t) {
     add_gate_number(
         t, "lambda", "gates.lambda", "", "weight of KL(teacher || student) in the loss",
@@ -329,17 +361,19 @@ Table make_table() {
     add_target(table);
     add_data(table);
     add_candidates(table);
+    add_layout(table);
     add_gates(table);
     add_outcome_and_machine(table);
     return table;
 }
 
-constexpr std::array<SettingsSection, 7> kSections = {{
+constexpr std::array<SettingsSection, 8> kSections = {{
     {"files", "Files"},
     {"target", "Target: one of the two"},
     {"data", "Calibration data"},
     {"candidates", "Candidates"},
-    {"gates", "Learning"},
+    {"layout", "Layout"},
+    {"gates", "Gates"},
     {"outcome", "Outcome"},
     {"machine", "Machine"},
 }};

@@ -25,6 +25,7 @@ MixedWeights::MixedWeights(const gguf::File& file, const std::vector<engine::Wei
 
 void MixedWeights::set(const std::string& name, Mixture mixture) {
     mixtures_[name] = std::move(mixture);
+    ++version_;
 }
 
 void MixedWeights::load(int index, float* rows, float* transposed) {

@@ -28,8 +28,10 @@ public:
     /// Replaces a tensor; weights that the graph does not use are ignored.
     void set(const std::string& name, Mixture mixture);
     void load(int index, float* rows, float* transposed) override;
+    uint64_t version() const override { return version_; }
 
 private:
+    uint64_t version_ = 1;
     const gguf::File& file_;
     const std::vector<engine::WeightInfo>& weights_;
     ThreadPool& pool_;

@@ -44,6 +44,9 @@ Settings unusual_settings() {
     s.keep = {"token_embd.weight"};
     s.max_encode_ns = 0.1;
     s.ggml_lib = "lib.so";
+    s.layout = LayoutMethod::gates;
+    s.score_chunks = 9;
+    s.score_tolerance = 0.25;
     s.gates.lambda_kl = 0.3;
     s.gates.ce_weight = 1e-9;
     s.gates.tau_start = 2;

@@ -1,0 +1,267 @@
+#include "pipeline/score.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/random.h"
+#include "engine/fisher.h"
+#include "pipeline/row_costs.h"
+#include "pipeline/stage_timer.h"
+#include "pipeline/weights.h"
+
+namespace voodoo::pipeline {
+namespace {
+
+constexpr const char* kStateFile = "scores.bin";
+/// Before this many chunks the halves may agree by chance.
+constexpr int kMinChunks = 4;
+constexpr int kChunksBetweenChecks = 2;
+
+std::vector<ggml_type> types_of(const std::vector<Candidate>& candidates) {
+    std::vector<ggml_type> types;
+    for (const Candidate& c : candidates) types.push_back(c.type);
+    return types;
+}
+
+/// Squared norm of each row of the source.
+std::vector<float> squared_norms(Workbench& bench, const Tensor& tensor) {
+    const int64_t n = tensor.shape.n_per_row;
+    const std::byte* data = bench.file().data(*tensor.info).data();
+    const uint64_t row_bytes = quant::row_bytes(tensor.info->type, n);
+    std::vector<float> norms(static_cast<size_t>(tensor.shape.total_rows()));
+    bench.pool().parallel_for(tensor.shape.total_rows(), 64, [&](int64_t begin, int64_t end, int) {
+        std::vector<float> row(static_cast<size_t>(n));
+        for (int64_t r = begin; r < end; ++r) {
+            quant::to_float(tensor.info->type, data + static_cast<uint64_t>(r) * row_bytes,
+                            row.data(), n);
+            float sum = 0.0F;
+            for (const float x : row) sum += x * x;
+            norms[static_cast<size_t>(r)] = sum;
+        }
+    });
+    return norms;
+}
+
+class Scorer {
+public:
+    Scorer(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+           const CandidateTypes& types, Observer& observer, const Cancellation& cancellation)
+        : bench_(bench),
+          calibration_(calibration),
+          types_(types),
+          observer_(observer),
+          cancellation_(cancellation),
+          executor_(bench.capture(1, calibration.chunk_len, true), executor_options()),
+          weights_(bench.file(), executor_.weights(), bench.pool()),
+          sink_(executor_.weights(), bench.pool().size()) {
+        std::vector<std::string> unused;
+        std::vector<search::SampledRows> shapes;
+        for (size_t t = 0; t < types.size(); ++t) {
+            const Tensor& tensor = bench.tensors()[t];
+            const int index = executor_.find_weight(tensor.name);
+            if (index < 0) {
+                unused.push_back(tensor.name);
+                continue;
+            }
+            const EncodedSample& sample = candidates.sample(t, types_of(types[t]));
+            sink_.set(index, scored_.size(), sample, types_of(types[t]),
+                      squared_norms(bench, tensor));
+            shapes.push_back({types[t].size(), tensor.shape.total_rows(), sample.rows.certain});
+            scored_.push_back(t);
+        }
+        if (!unused.empty()) {
+            observer.log(LogLevel::warn,
+                         fmt::format("no gradient reaches {}: priced by its error alone",
+                                     fmt::join(unused, ", ")));
+        }
+        sensitivity_.emplace(std::move(shapes), calibration.chunk_len - skip());
+    }
+
+    search::Sensitivity& sensitivity() { return *sensitivity_; }
+
+    void add_chunk() {
+        const int chunk = order()[static_cast<size_t>(n_run_++) % order().size()];
+        const auto batch = calibration_.batch(chunk / calibration_.n_sequences);
+        const auto first = static_cast<size_t>(chunk % calibration_.n_sequences) *
+                           static_cast<size_t>(calibration_.chunk_len);
+        const std::span<const int32_t> tokens[] = {
+            batch.subspan(first, static_cast<size_t>(calibration_.chunk_len))};
+        engine::FisherProbe probe(executor_.n_vocab(), skip(), bench_.settings().seed,
+                                  static_cast<uint64_t>(chunk), bench_.pool());
+        sink_.clear();
+        executor_.step(tokens, weights_, probe, sink_, &cancellation_);
+        sink_.finish(bench_.pool());
+        if (!probe.finite() || !sensitivity_->add(sink_.chunk()))
+            observer_.log(LogLevel::warn,
+                          fmt::format("chunk {} was not finite and is left out", chunk));
+    }
+    /// After a restore.
+    void set_chunks_run(int n) { n_run_ = n; }
+    int chunks_run() const { return n_run_; }
+    int n_chunks_available() const { return static_cast<int>(order().size()); }
+
+    /// By index in types; tensors that are not scored get zeros.
+    std::vector<std::vector<double>> spread(const std::vector<std::vector<double>>& scored) const {
+        std::vector<std::vector<double>> all;
+        for (const auto& row : types_) all.emplace_back(row.size(), 0.0);
+        for (size_t i = 0; i < scored_.size(); ++i) all[scored_[i]] = scored[i];
+        return all;
+    }
+    const std::vector<size_t>& scored() const { return scored_; }
+
+    double disagreement(uint64_t budget) const {
+        return search::plan_disagreement(*sensitivity_, [&](const auto& cost) {
+            const auto solution = budget_solver(bench_, types_, spread(cost)).solve(budget);
+            std::vector<size_t> choice;
+            for (const size_t t : scored_) choice.push_back(solution.choice[t]);
+            return choice;
+        });
+    }
+
+private:
+    /// Positions with little context: not scored.
+    int64_t skip() const { return calibration_.chunk_len / 4; }
+
+    engine::ExecutorOptions executor_options() const {
+        engine::ExecutorOptions options;
+        options.n_threads = bench_.settings().n_threads;
+        options.memory_bytes = bench_.memory_bytes() / 2;
+        options.wants_gradient = [this](const engine::WeightInfo& info) {
+            return bench_.find_tensor(info.name) >= 0;
+        };
+        return options;
+    }
+
+    /// Chunks of the training text in random order.
+    const std::vector<int>& order() const {
+        if (order_.empty()) {
+            order_.resize(static_cast<size_t>(calibration_.n_train * calibration_.n_sequences));
+            for (size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<int>(i);
+            Random random(bench_.settings().seed, "score");
+            for (size_t i = order_.size(); i > 1; --i)
+                std::swap(order_[i - 1], order_[random.below(i)]);
+        }
+        return order_;
+    }
+
+    Workbench& bench_;
+    const Calibration& calibration_;
+    const CandidateTypes& types_;
+    Observer& observer_;
+    const Cancellation& cancellation_;
+    engine::Executor executor_;
+    MixedWeights weights_;
+    RowCostSink sink_;
+    std::vector<size_t> scored_;  // tensors with a gradient
+    std::optional<search::Sensitivity> sensitivity_;
+    mutable std::vector<int> order_;
+    int n_run_ = 0;
+};
+
+std::string fingerprint_of(const Workbench& bench, const Calibration& calibration,
+                           const CandidateTypes& types) {
+    Sha256 hash;
+    hash.update(fmt::format("score {} {} {} {}", bench.fingerprint(), calibration.token_hash,
+                            bench.settings().seed, bench.encoder().identity()));
+    hash.update(sha256_hex(read_file(calibration.imatrix_path)));
+    for (const auto& tensor : types)
+        hash.update(fmt::format("{};", fmt::join(type_names(tensor), " ")));
+    return hash.hex();
+}
+
+Scores from_record(const nlohmann::json& record) {
+    return {record.at("cost").get<std::vector<std::vector<double>>>(),
+            record.at("error").get<std::vector<std::vector<double>>>(),
+            record.at("n_chunks").get<int>()};
+}
+
+/// Goes on from a state that a killed run has left.
+void restore(Scorer& scorer, const RunDir& run, const std::string& fingerprint,
+             Observer& observer) {
+    const auto begun = run.find_stage("score-begun", fingerprint);
+    if (!begun || !std::filesystem::exists(run.file(kStateFile))) return;
+    try {
+        scorer.sensitivity().restore(read_file(run.file(kStateFile)));
+        scorer.set_chunks_run(scorer.sensitivity().n_chunks());
+        observer.log(LogLevel::info,
+                     fmt::format("scoring goes on after {} chunks", scorer.chunks_run()));
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::bad_file) throw;
+        observer.log(
+            LogLevel::warn,
+            fmt::format("the run's scores are damaged and measured again: {}", error.message()));
+    }
+}
+
+}  // namespace
+
+search::BudgetSolver budget_solver(const Workbench& bench, const CandidateTypes& types,
+                                   const std::vector<std::vector<double>>& values) {
+    search::BudgetProblem problem;
+    problem.fixed_bytes = bench.fixed_bytes();
+    for (size_t t = 0; t < types.size(); ++t) {
+        search::BudgetGroup group;
+        group.name = bench.tensors()[t].name;
+        for (size_t k = 0; k < types[t].size(); ++k) {
+            group.items.push_back({types[t][k].bytes, values[t][k],
+                                   std::string(quant::type_info(types[t][k].type).name)});
+        }
+        problem.groups.push_back(std::move(group));
+    }
+    return search::BudgetSolver(std::move(problem));
+}
+
+Scores measure_scores(Workbench& bench, const Calibration& calibration, Candidates& candidates,
+                      const CandidateTypes& types, RunDir& run, std::vector<StageResult>& results,
+                      Observer& observer, const Cancellation& cancellation) {
+    const std::string fingerprint = fmt::format("{} {}", fingerprint_of(bench, calibration, types),
+                                                bench.settings().score_chunks);
+    if (const auto record = run.find_stage("score", fingerprint)) {
+        StageTimer::cached("score", results, observer);
+        return from_record(*record);
+    }
+    const int limit = static_cast<int>(bench.settings().score_chunks);
+    StageTimer timer("score", limit, "chunks", observer);
+    Scorer scorer(bench, calibration, candidates, types, observer, cancellation);
+    restore(scorer, run, fingerprint, observer);
+    run.finish_stage("score-begun", fingerprint, {});
+    const int n_max = std::min(limit, scorer.n_chunks_available());
+    double disagreement = INFINITY;
+    while (scorer.chunks_run() < n_max) {
+        scorer.add_chunk();
+        write_file_atomic(run.file(kStateFile), scorer.sensitivity().serialize());
+        const int n = scorer.chunks_run();
+        if (n >= kMinChunks && n % kChunksBetweenChecks == 0)
+            disagreement = scorer.disagreement(bench.target_bytes());
+        timer.progress(n, std::isfinite(disagreement)
+                              ? fmt::format("halves differ by {:.1f} %", 100.0 * disagreement)
+                              : std::string());
+        if (disagreement < bench.settings().score_tolerance) break;
+    }
+    const search::SensitivityScores measured = scorer.sensitivity().scores();
+    Scores scores{scorer.spread(measured.cost), scorer.spread(measured.error), measured.n_chunks};
+    // Without a gradient: any price that orders the types by their error.
+    for (size_t t = 0; t < types.size(); ++t) {
+        if (std::binary_search(scorer.scored().begin(), scorer.scored().end(), t)) continue;
+        for (size_t k = 0; k < types[t].size(); ++k)
+            scores.cost[t][k] = 1e-6 * types[t][k].sample_error;
+    }
+    if (measured.n_chunks == 0) {
+        throw Error(ErrorKind::unsupported_model, "no chunk of the text gave finite gradients",
+                    bench.settings().model.string());
+    }
+    observer.log(LogLevel::info, fmt::format("scores from {} chunks; plans of two halves differ by "
+                                             "{:.2f} % in predicted loss",
+                                             measured.n_chunks, 100.0 * disagreement));
+    run.finish_stage(
+        "score", fingerprint,
+        {{"cost", scores.cost}, {"error", scores.error}, {"n_chunks", scores.n_chunks}});
+    timer.finish(results);
+    return scores;
+}
+
+}  // namespace voodoo::pipeline
