@@ -55,6 +55,11 @@ public:
     /// nth. Must not throw.
     virtual void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
                       int nth) = 0;
+    /// With ExecutorOptions::full_moments instead of take(): h[i][j] = sum over n_columns vectors
+    /// of x_i x_j, ne0 x ne0. Weights with the same input share it: it is given once, for the first
+    /// of them (Executor::moment_leader).
+    virtual void take_full(int /*index*/, const float* /*h*/, int64_t /*n_columns*/, int /*ith*/,
+                           int /*nth*/) {}
 };
 
 /// Turns logits into a loss and its gradient, slice by slice.

@@ -233,6 +233,27 @@ void add_layout(Table& t) {
         [](auto& s) -> auto& { return s.score_tolerance; });
 }
 
+void add_encoding(Table& t) {
+    add(
+        t,
+        {.name = "feedback",
+         .key = "encoding.feedback",
+         .commands = kLearn,
+         .kind = ValueKind::on_off,
+         .help = "let each block of columns correct the errors of the others; off: the bytes are "
+                 "those of llama-quantize on the source"},
+        [](auto& s) -> auto& { return s.feedback; });
+    add(
+        t,
+        {.name = "feedback-tokens",
+         .key = "encoding.feedback_tokens",
+         .commands = kLearn,
+         .kind = ValueKind::integer,
+         .unit = "tokens",
+         .help = "calibration tokens whose activations the error feedback is fitted to"},
+        [](auto& s) -> auto& { return s.feedback_tokens; });
+}
+
 void add_gates(Table& t) {
     add_gate_number(
         t, "lambda", "gates.lambda", "", "weight of KL(teacher || student) in the loss",
@@ -362,17 +383,19 @@ Table make_table() {
     add_data(table);
     add_candidates(table);
     add_layout(table);
+    add_encoding(table);
     add_gates(table);
     add_outcome_and_machine(table);
     return table;
 }
 
-constexpr std::array<SettingsSection, 8> kSections = {{
+constexpr std::array<SettingsSection, 9> kSections = {{
     {"files", "Files"},
     {"target", "Target: one of the two"},
     {"data", "Calibration data"},
     {"candidates", "Candidates"},
     {"layout", "Layout"},
+    {"encoding", "Encoding"},
     {"gates", "Gates"},
     {"outcome", "Outcome"},
     {"machine", "Machine"},

@@ -13,6 +13,8 @@ namespace voodoo::pipeline {
 namespace {
 
 constexpr const char* kGatesFile = "gates.json";
+/// How undecided gates are that start from costs: mean entropy over tensors, nats.
+constexpr double kStartEntropy = 0.5;
 
 engine::ExecutorOptions tail_options(const Workbench& bench) {
     engine::ExecutorOptions options;
@@ -125,18 +127,26 @@ private:
 };
 
 search::Gates make_gates(const Workbench& bench, const Calibration& calibration,
-                         const CandidateTypes& types) {
+                         const CandidateTypes& types,
+                         const std::vector<std::vector<double>>& costs) {
     std::vector<search::GateTensor> tensors;
     for (size_t t = 0; t < types.size(); ++t) {
         search::GateTensor tensor{bench.tensors()[t].name, type_names(types[t]), {}};
         for (const Candidate& c : types[t]) tensor.bytes.push_back(static_cast<double>(c.bytes));
+        if (!costs.empty()) tensor.cost = costs[t];
         tensors.push_back(std::move(tensor));
     }
     search::GateOptions options = bench.settings().gates;
     options.n_steps = calibration.n_train;
+    // The costs are of KL alone.
+    if (!costs.empty()) options.ce_weight = 0.0;
     search::Gates gates(std::move(tensors), static_cast<double>(bench.fixed_bytes()),
                         static_cast<double>(bench.target_bytes()), options);
-    gates.init_at_target();
+    if (costs.empty()) {
+        gates.init_at_target();
+    } else {
+        gates.init_at_costs(kStartEntropy);
+    }
     return gates;
 }
 
@@ -178,10 +188,11 @@ engine::TeacherLogits Teacher::logits(int first_batch) {
 }
 
 search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates,
-                          const CandidateTypes& types, Teacher& teacher, RunDir& run,
-                          std::vector<StageResult>& results, Observer& observer,
+                          const CandidateTypes& types,
+                          const std::vector<std::vector<double>>& costs, Teacher& teacher,
+                          RunDir& run, std::vector<StageResult>& results, Observer& observer,
                           const Cancellation& cancellation) {
-    search::Gates gates = make_gates(bench, calibration, types);
+    search::Gates gates = make_gates(bench, calibration, types, costs);
     // The untrained state says which tensors, types, sizes and options the gates have.
     const std::string fingerprint = sha256_hex(
         fmt::format("train {} {} {} {} {}", bench.fingerprint(), calibration.token_hash,
@@ -208,11 +219,9 @@ search::Gates train_gates(Workbench& bench, const Calibration& calibration, Cand
     return gates;
 }
 
-Validator::Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates,
-                     Teacher& teacher)
+Validator::Validator(Workbench& bench, const Calibration& calibration, Teacher& teacher)
     : bench_(bench),
       calibration_(calibration),
-      candidates_(candidates),
       teacher_(teacher),
       executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, false), [&] {
           engine::ExecutorOptions options = tail_options(bench);
@@ -220,15 +229,11 @@ Validator::Validator(Workbench& bench, const Calibration& calibration, Candidate
           return options;
       }()) {}
 
-std::vector<float> Validator::token_kl(const std::vector<ggml_type>& types,
+std::vector<float> Validator::token_kl(const FinalWeights& final,
                                        const Cancellation& cancellation) {
     MixedWeights weights(bench_.file(), executor_.weights(), bench_.pool());
-    std::vector<quant::StoredCandidate> held;
-    for (size_t t = 0; t < types.size(); ++t) {
-        held.push_back(candidates_.encoded(t, types[t]));
-        VOODOO_CHECK(held.back().usable(), "{} can't be encoded", bench_.tensors()[t].name);
-        weights.set(bench_.tensors()[t].name, {{held.back().view()}, {1.0F}});
-    }
+    for (size_t t = 0; t < final.tensors.size(); ++t)
+        weights.set(bench_.tensors()[t].name, {{final.tensors[t].view()}, {1.0F}});
     std::vector<std::span<const int32_t>> batches;
     batches.reserve(static_cast<size_t>(calibration_.n_valid));
     for (int b = 0; b < calibration_.n_valid; ++b)
