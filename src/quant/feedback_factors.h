@@ -1,0 +1,76 @@
+// The linear algebra of error feedback: what the second moments of a tensor's input say about how
+// an error in some columns is best made good in others. Knows no types and encodes nothing.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/progress.h"
+#include "base/threads.h"
+
+namespace voodoo::quant {
+
+/// Which columns are encoded first.
+enum class FeedbackOrder {
+    as_stored,
+    decreasing_diagonal,  ///< groups with the largest mean diagonal of the second moments first
+};
+
+/// Factors of a damped second-moment matrix H, split into groups of adjacent columns. They serve
+/// every tensor with that input whose type's block size divides the group's width. All matrices are
+/// row-major, in the order of encoding ("position"), not in the stored order. Immutable; may be
+/// shared by threads. Memory: 8 n^2 bytes, while it is made 16 n^2.
+class FeedbackFactors {
+public:
+    /// hessian: n * n second moments E[x x'] of the input (what its two triangles differ by is
+    /// averaged out). group_columns: width of a group; the last one may be narrower. damping: added
+    /// to the diagonal, as a share of its mean. Throws Error(bad_file) if a value is not finite or
+    /// the damped matrix is not positive definite, Error(interrupted) if cancelled.
+    FeedbackFactors(const float* hessian, int64_t n, int64_t group_columns, double damping,
+                    FeedbackOrder order, ThreadPool& pool,
+                    const Cancellation* cancellation = nullptr);
+
+    /// The matrix is all zero: the input is never used, there is nothing to feed back.
+    bool is_zero() const { return is_zero_; }
+    int64_t n() const { return n_; }
+    int64_t group_columns() const { return group_columns_; }
+    /// What was added to every diagonal value.
+    double damping() const { return damping_; }
+
+    struct Group {
+        int64_t stored;    ///< first column in the tensor
+        int64_t position;  ///< first column in the order of encoding
+        int64_t width;
+    };
+    /// In the order of encoding.
+    const std::vector<Group>& groups() const { return groups_; }
+
+    /// H with damping, n * n.
+    const float* damped() const { return damped_.data(); }
+    /// Row group B, columns R behind it: H_BR inverse(H_RR). Zero elsewhere. n * n.
+    const float* forward() const { return forward_.data(); }
+    /// inverse(H_BB) of group g, width * width.
+    const float* inverse(size_t g) const { return inverses_[g].data(); }
+
+    /// Copies rows of n values from the stored order into the order of encoding, and back.
+    void to_positions(const float* stored, float* positions, int64_t n_rows) const;
+    void to_stored(const float* positions, float* stored, int64_t n_rows) const;
+
+private:
+    void order_groups(const std::vector<double>& diagonal, FeedbackOrder order);
+    void fill(const float* hessian, std::vector<double>& work, ThreadPool& pool);
+    void factorize(std::vector<double>& work, ThreadPool& pool, const Cancellation* cancellation);
+    void invert(std::vector<double>& work, ThreadPool& pool, const Cancellation* cancellation);
+    void invert_groups(ThreadPool& pool);
+
+    int64_t n_;
+    int64_t group_columns_;
+    double damping_ = 0.0;
+    bool is_zero_ = false;
+    std::vector<Group> groups_;
+    std::vector<float> damped_;
+    std::vector<float> forward_;
+    std::vector<std::vector<float>> inverses_;
+};
+
+}  // namespace voodoo::quant
