@@ -13,6 +13,7 @@ namespace {
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using ConstMap = Eigen::Map<const Matrix>;
 using Group = FeedbackFactors::Group;
+using Block = FeedbackFactors::Block;
 
 /// Rows that go through all steps together: enough for the matrix products, and always the same, so
 /// that the sums don't depend on the number of threads.
@@ -79,18 +80,21 @@ public:
     void sequential_pass(Sums& sums) {
         target_ = source_;
         input_ = source_;
-        for (const Group& group : job_.factors.groups()) {
-            const int64_t at = group.position;
-            const int64_t next = at + group.width;
-            block_ = target_.middleCols(at, group.width);
-            encode_block(group);
-            input_.middleCols(at, group.width) = block_;
-            error_.middleCols(at, group.width) =
-                source_.middleCols(at, group.width) - block_decoded_;
-            // The moving target's error, not the source's: earlier errors are in it already.
-            block_ = target_.middleCols(at, group.width) - block_decoded_;
+        for (const Block& block : job_.factors.blocks()) {
+            const int64_t at = block.position;
+            const int64_t next = at + block.width;
+            encode_by_groups(block);
+            input_.middleCols(at, block.width) = block_;
+            error_.middleCols(at, block.width) =
+                source_.middleCols(at, block.width) - block_decoded_;
+            // With what the block has become in the end: later groups may have moved its scales.
+            Matrix targets = target_.middleCols(at, block.width);
+            Matrix errors(n_rows_, block.width);
+            for (size_t g = block.first_group; g < block.end_group; ++g) {
+                push_in_block(block, g, targets, errors);
+            }
             target_.rightCols(n_ - next).noalias() +=
-                block_ * forward_.block(at, next, group.width, n_ - next);
+                errors * forward_.block(at, next, block.width, n_ - next);
         }
         for (const double error : row_errors()) sums.sequential += error;
     }
@@ -98,7 +102,7 @@ public:
     /// Whether a row changed.
     bool sweep() {
         bool changed = false;
-        for (size_t g = 0; g < job_.factors.groups().size(); ++g) changed |= improve(g);
+        for (const Block& block : job_.factors.blocks()) changed |= improve(block);
         return changed;
     }
 
@@ -146,75 +150,118 @@ private:
     std::vector<double> row_errors() const {
         std::vector<double> errors(static_cast<size_t>(n_rows_), 0.0);
         Matrix product;
-        for (const Group& group : job_.factors.groups()) {
-            const int64_t at = group.position;
-            const int64_t next = at + group.width;
-            const auto own = error_.middleCols(at, group.width);
-            product.noalias() = own * h_.block(at, at, group.width, group.width);
+        for (const Block& block : job_.factors.blocks()) {
+            const int64_t at = block.position;
+            const int64_t next = at + block.width;
+            const auto own = error_.middleCols(at, block.width);
+            product.noalias() = own * h_.block(at, at, block.width, block.width);
             if (next < n_) {
                 product.noalias() += 2.0f * (error_.rightCols(n_ - next) *
-                                             h_.block(next, at, n_ - next, group.width));
+                                             h_.block(next, at, n_ - next, block.width));
             }
             for (int64_t r = 0; r < n_rows_; ++r) {
                 errors[static_cast<size_t>(r)] +=
-                    dot(product.row(r).data(), error_.row(r).data() + at, group.width);
+                    dot(product.row(r).data(), error_.row(r).data() + at, block.width);
             }
         }
         return errors;
     }
 
-    /// Encodes block_, the columns of a group, into block_decoded_. Puts the source's values back
+    /// Writes the error of a block's group g, as block_decoded_ has it, into `errors`, and moves
+    /// the targets of the block's later groups by it.
+    void push_in_block(const Block& block, size_t g, Matrix& targets, Matrix& errors) const {
+        const Group& group = job_.factors.groups()[g];
+        const int64_t at = group.position - block.position;
+        const int64_t next = at + group.width;
+        errors.middleCols(at, group.width) =
+            targets.middleCols(at, group.width) - block_decoded_.middleCols(at, group.width);
+        targets.rightCols(block.width - next).noalias() +=
+            errors.middleCols(at, group.width) *
+            forward_.block(group.position, block.position + next, group.width, block.width - next);
+    }
+
+    /// Encodes a block's targets, again after each group's error has moved the later ones. Leaves
+    /// in block_ what was encoded last.
+    void encode_by_groups(const Block& block) {
+        Matrix targets = target_.middleCols(block.position, block.width);
+        Matrix errors(n_rows_, block.width);
+        for (size_t g = block.first_group; g < block.end_group; ++g) {
+            block_ = targets;
+            encode_block(block);
+            push_in_block(block, g, targets, errors);
+        }
+    }
+
+    /// Encodes block_, the columns of a block, into block_decoded_. Puts the source's values back
     /// into block_ where nothing else can be encoded; a row that can't be encoded at all counts as
     /// failed.
-    void encode_block(const Group& group) {
-        const int64_t block = job_.info.block_size;
-        for (int64_t at = 0; at < group.width; at += block) {
-            if (job_.frozen[static_cast<size_t>((group.position + at) / block)] == 0) continue;
-            block_.middleCols(at, block) = source_.middleCols(group.position + at, block);
+    void encode_block(const Block& block) {
+        const int64_t size = job_.info.block_size;
+        for (int64_t at = 0; at < block.width; at += size) {
+            if (job_.frozen[static_cast<size_t>((block.position + at) / size)] == 0) continue;
+            block_.middleCols(at, size) = source_.middleCols(block.position + at, size);
         }
-        block_decoded_.resize(n_rows_, group.width);
-        if (encode_block_rows(group, 0, n_rows_)) return;
+        block_decoded_.resize(n_rows_, block.width);
+        if (encode_block_rows(block, 0, n_rows_)) return;
         for (int64_t r = 0; r < n_rows_; ++r) {
-            if (encode_block_rows(group, r, 1)) continue;
-            block_.row(r) = source_.row(r).segment(group.position, group.width);
-            if (encode_block_rows(group, r, 1)) continue;
+            if (encode_block_rows(block, r, 1)) continue;
+            block_.row(r) = source_.row(r).segment(block.position, block.width);
+            if (encode_block_rows(block, r, 1)) continue;
             failed_[static_cast<size_t>(r)] = 1;
             block_decoded_.row(r) = block_.row(r);
         }
     }
 
-    bool encode_block_rows(const Group& group, int64_t first, int64_t n_rows) {
+    bool encode_block_rows(const Block& block, int64_t first, int64_t n_rows) {
         const float* importance =
-            job_.importance == nullptr ? nullptr : job_.group_importance.data() + group.position;
-        block_bytes_.resize(size_bytes(job_.info.type, group.width, n_rows));
+            job_.importance == nullptr ? nullptr : job_.group_importance.data() + block.position;
+        block_bytes_.resize(size_bytes(job_.info.type, block.width, n_rows));
         if (!encode(job_.encoder, job_.info.type, block_.row(first).data(),
-                    {group.width, n_rows, 1}, importance, block_bytes_.data(), pool_,
+                    {block.width, n_rows, 1}, importance, block_bytes_.data(), pool_,
                     job_.cancellation)
                  .usable) {
             return false;
         }
         to_float(job_.info.type, block_bytes_.data(), block_decoded_.row(first).data(),
-                 n_rows * group.width);
+                 n_rows * block.width);
         return true;
     }
 
-    /// One step of coordinate descent.
-    bool improve(size_t index) {
-        const Group& group = job_.factors.groups()[index];
-        const int64_t at = group.position;
-        const int64_t width = group.width;
+    /// One step of coordinate descent for each group of a block.
+    bool improve(const Block& block) {
+        const int64_t at = block.position;
+        const int64_t width = block.width;
         const int64_t next = at + width;
-        const ConstMap inverse(job_.factors.inverse(index), width, width);
-        // The pull of the other groups; without the own group, so that it is exactly zero where
-        // there are no cross moments.
+        // The pull of the other blocks, and below of the other groups. The own part is left out, so
+        // that it is exactly zero where there are no cross moments.
         Matrix pull = Matrix::Zero(n_rows_, width);
         if (at > 0) pull.noalias() += error_.leftCols(at) * h_.block(0, at, at, width);
         if (next < n_) {
             pull.noalias() += error_.rightCols(n_ - next) * h_.block(next, at, n_ - next, width);
         }
-        block_ = source_.middleCols(at, width);
-        block_.noalias() += pull * inverse;
-        encode_block(group);
+        bool changed = false;
+        for (size_t g = block.first_group; g < block.end_group; ++g) {
+            const Group& group = job_.factors.groups()[g];
+            const ConstMap inverse(job_.factors.inverse(g), group.width, group.width);
+            const int64_t in_block = group.position - at;
+            Matrix others = error_.middleCols(at, width);
+            others.middleCols(in_block, group.width).setZero();
+            Matrix group_pull = pull.middleCols(in_block, group.width);
+            group_pull.noalias() += others * h_.block(at, group.position, width, group.width);
+            block_ = input_.middleCols(at, width);
+            block_.middleCols(in_block, group.width) =
+                source_.middleCols(group.position, group.width);
+            block_.middleCols(in_block, group.width).noalias() += group_pull * inverse;
+            changed |= try_block(block, pull);
+        }
+        return changed;
+    }
+
+    /// Encodes block_ and keeps the rows whose error falls. pull: of the other blocks.
+    bool try_block(const Block& block, const Matrix& pull) {
+        const int64_t at = block.position;
+        const int64_t width = block.width;
+        encode_block(block);
         const Matrix after = source_.middleCols(at, width) - block_decoded_;
         const Matrix before = error_.middleCols(at, width);
         const auto own = h_.block(at, at, width, width);
@@ -293,9 +340,11 @@ FeedbackResult plain_result(const Job& job, float* adjusted, ThreadPool& pool, s
 
 }  // namespace
 
-int64_t feedback_group_columns(ggml_type type, const FeedbackOptions& options) {
-    const int64_t block = type_info(type).block_size;
-    return std::max<int64_t>(1, (options.min_columns + block - 1) / block) * block;
+FeedbackColumns feedback_columns(ggml_type type, const FeedbackOptions& options) {
+    const int64_t size = type_info(type).block_size;
+    const int64_t block = std::max<int64_t>(1, (options.min_columns + size - 1) / size) * size;
+    const int64_t sub = std::max(options.sub_columns, options.min_columns);
+    return {block, std::clamp<int64_t>(sub, 1, block)};
 }
 
 FeedbackResult feedback(const Encoder& encoder, ggml_type type, const float* source, int64_t n_rows,
@@ -304,8 +353,8 @@ FeedbackResult feedback(const Encoder& encoder, ggml_type type, const float* sou
                         const Cancellation* cancellation, std::byte* encoded) {
     const TypeInfo& info = type_info(type);
     const int64_t n = factors.n();
-    VOODOO_CHECK(n % info.block_size == 0 && factors.group_columns() % info.block_size == 0,
-                 "{} in groups of {} of {} columns", info.name, factors.group_columns(), n);
+    VOODOO_CHECK(n % info.block_size == 0 && factors.columns().block % info.block_size == 0,
+                 "{} in blocks of {} of {} columns", info.name, factors.columns().block, n);
     Job job{encoder, info, source, n_rows, factors, importance, options, cancellation, {}, {}};
     prepare_importance(job);
     if (factors.is_zero()) return plain_result(job, adjusted, pool, encoded);
@@ -353,8 +402,8 @@ FeedbackResult feedback(const Encoder& encoder, ggml_type type, const float* sou
                         int64_t n, const float* hessian, const float* importance, float* adjusted,
                         const FeedbackOptions& options, ThreadPool& pool,
                         const Cancellation* cancellation, std::byte* encoded) {
-    const FeedbackFactors factors(hessian, n, feedback_group_columns(type, options),
-                                  options.damping, options.order, pool, cancellation);
+    const FeedbackFactors factors(hessian, n, feedback_columns(type, options), options.damping,
+                                  options.order, pool, cancellation);
     return feedback(encoder, type, source, n_rows, factors, importance, adjusted, options, pool,
                     cancellation, encoded);
 }

@@ -18,13 +18,17 @@ struct FeedbackOptions {
     double damping = 0.01;
     /// Sweeps of coordinate descent behind the sequential pass; ends early where none helps.
     int n_sweeps = 2;
-    /// Blocks narrower than this are grouped; rounded up to a multiple of the type's block size.
-    int64_t min_columns = 256;
-    FeedbackOrder order = FeedbackOrder::as_stored;
+    /// Blocks narrower than this are encoded together; rounded up to a multiple of the type's
+    /// block.
+    int64_t min_columns = 32;
+    /// Wide blocks are made good in parts of this many columns, at the price of one encoding of the
+    /// block for each: a pass or sweep costs block / sub_columns encodings of the tensor.
+    int64_t sub_columns = 64;
+    FeedbackOrder order = FeedbackOrder::decreasing_diagonal;
 };
 
-/// Columns that are encoded together for a type.
-int64_t feedback_group_columns(ggml_type type, const FeedbackOptions& options);
+/// How a type's rows are divided.
+FeedbackColumns feedback_columns(ggml_type type, const FeedbackOptions& options);
 
 /// Errors are tr(E H E') with E = source - decoded and H the damped second moments.
 struct FeedbackResult {
@@ -36,16 +40,17 @@ struct FeedbackResult {
     int64_t n_rows_plain = 0;       ///< rows that keep their source, since feedback made them worse
 };
 
-/// Encodes by groups of columns B in order from a target T, which starts as the source W:
-///   E_B = T_B - What_B,  T_R += E_B H_BR inverse(H_RR)   for the columns R behind B,
+/// Encodes by groups of columns g in order from a target T, which starts as the source W:
+///   E_g = T_g - What_g,  T_R += E_g H_gR inverse(H_RR)   for the columns R behind g,
 /// then coordinate descent, group by group, kept per row where tr(E H E') falls:
-///   E = W - What,  T_B = W_B + (sum over other groups o of E_o H_oB) inverse(H_BB).
+///   E = W - What,  T_g = W_g + (sum over other groups o of E_o H_og) inverse(H_gg).
+/// Where a block of the type has several groups, it is encoded as a whole for each of them.
 ///
 /// source: n_rows * factors.n() finite floats. importance: n values or null, as for encode().
 /// adjusted: [n_rows][n], receives the rows whose plain encoding is the result; the source's rows
 /// where feedback doesn't help. encoded: null, or receives that encoding (size_bytes()).
-/// factors: made with feedback_group_columns(type, options); damping and order are theirs, not the
-/// options'. A matrix without cross moments (identity, all zero) gives the plain encoding.
+/// factors: made with feedback_columns(type, options); damping, order and columns are theirs, not
+/// the options'. A matrix without cross moments (identity, all zero) gives the plain encoding.
 ///
 /// Blocks whose importances are all zero keep their source. Rows are independent: the result does
 /// not depend on the number of threads. Memory: about 24 n bytes per row for 64 rows a thread.

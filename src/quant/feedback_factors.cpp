@@ -59,14 +59,15 @@ bool all_zero(const float* values, int64_t n) {
 
 }  // namespace
 
-FeedbackFactors::FeedbackFactors(const float* hessian, int64_t n, int64_t group_columns,
+FeedbackFactors::FeedbackFactors(const float* hessian, int64_t n, FeedbackColumns columns,
                                  double damping, FeedbackOrder order, ThreadPool& pool,
                                  const Cancellation* cancellation)
-    : n_(n), group_columns_(group_columns) {
-    VOODOO_CHECK(n > 0 && group_columns > 0, "{} columns in groups of {}", n, group_columns);
+    : n_(n), columns_(columns) {
+    VOODOO_CHECK(n > 0 && columns.group > 0 && columns.group <= columns.block,
+                 "{} columns in blocks of {} and groups of {}", n, columns.block, columns.group);
     VOODOO_CHECK(damping >= 0.0 && std::isfinite(damping), "damping {}", damping);
     const std::vector<double> diagonal = checked_diagonal(hessian, n, pool);
-    order_groups(diagonal, order);
+    order_blocks(diagonal, order);
     double sum = 0.0;
     for (const double value : diagonal) sum += value;
     if (sum == 0.0) {
@@ -86,24 +87,31 @@ FeedbackFactors::FeedbackFactors(const float* hessian, int64_t n, int64_t group_
     invert_groups(pool);
 }
 
-void FeedbackFactors::order_groups(const std::vector<double>& diagonal, FeedbackOrder order) {
-    for (int64_t begin = 0; begin < n_; begin += group_columns_) {
-        groups_.push_back({begin, begin, std::min(group_columns_, n_ - begin)});
+void FeedbackFactors::order_blocks(const std::vector<double>& diagonal, FeedbackOrder order) {
+    for (int64_t begin = 0; begin < n_; begin += columns_.block) {
+        blocks_.push_back({begin, 0, std::min(columns_.block, n_ - begin), 0, 0});
     }
-    if (order == FeedbackOrder::as_stored) return;
-    const auto mean = [&](const Group& group) {
+    const auto mean = [&](const Block& block) {
         double sum = 0.0;
-        for (int64_t i = 0; i < group.width; ++i) {
-            sum += diagonal[static_cast<size_t>(group.stored + i)];
+        for (int64_t i = 0; i < block.width; ++i) {
+            sum += diagonal[static_cast<size_t>(block.stored + i)];
         }
-        return sum / static_cast<double>(group.width);
+        return sum / static_cast<double>(block.width);
     };
-    std::stable_sort(groups_.begin(), groups_.end(),
-                     [&](const Group& a, const Group& b) { return mean(a) > mean(b); });
+    if (order == FeedbackOrder::decreasing_diagonal) {
+        std::stable_sort(blocks_.begin(), blocks_.end(),
+                         [&](const Block& a, const Block& b) { return mean(a) > mean(b); });
+    }
     int64_t position = 0;
-    for (Group& group : groups_) {
-        group.position = position;
-        position += group.width;
+    for (Block& block : blocks_) {
+        block.position = position;
+        block.first_group = groups_.size();
+        for (int64_t at = 0; at < block.width; at += columns_.group) {
+            groups_.push_back(
+                {block.stored + at, position + at, std::min(columns_.group, block.width - at)});
+        }
+        block.end_group = groups_.size();
+        position += block.width;
     }
 }
 
@@ -208,18 +216,18 @@ void FeedbackFactors::invert_groups(ThreadPool& pool) {
 
 void FeedbackFactors::to_positions(const float* stored, float* positions, int64_t n_rows) const {
     for (int64_t r = 0; r < n_rows; ++r) {
-        for (const Group& group : groups_) {
-            std::memcpy(positions + r * n_ + group.position, stored + r * n_ + group.stored,
-                        static_cast<size_t>(group.width) * sizeof(float));
+        for (const Block& block : blocks_) {
+            std::memcpy(positions + r * n_ + block.position, stored + r * n_ + block.stored,
+                        static_cast<size_t>(block.width) * sizeof(float));
         }
     }
 }
 
 void FeedbackFactors::to_stored(const float* positions, float* stored, int64_t n_rows) const {
     for (int64_t r = 0; r < n_rows; ++r) {
-        for (const Group& group : groups_) {
-            std::memcpy(stored + r * n_ + group.stored, positions + r * n_ + group.position,
-                        static_cast<size_t>(group.width) * sizeof(float));
+        for (const Block& block : blocks_) {
+            std::memcpy(stored + r * n_ + block.stored, positions + r * n_ + block.position,
+                        static_cast<size_t>(block.width) * sizeof(float));
         }
     }
 }

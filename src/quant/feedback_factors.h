@@ -13,27 +13,34 @@ namespace voodoo::quant {
 /// Which columns are encoded first.
 enum class FeedbackOrder {
     as_stored,
-    decreasing_diagonal,  ///< groups with the largest mean diagonal of the second moments first
+    decreasing_diagonal,  ///< blocks with the largest mean diagonal of the second moments first
 };
 
-/// Factors of a damped second-moment matrix H, split into groups of adjacent columns. They serve
-/// every tensor with that input whose type's block size divides the group's width. All matrices are
-/// row-major, in the order of encoding ("position"), not in the stored order. Immutable; may be
-/// shared by threads. Memory: 8 n^2 bytes, while it is made 16 n^2.
+/// Which columns are encoded together, and which are made good together.
+struct FeedbackColumns {
+    int64_t block;  ///< encoded at once: a multiple of the type's block size
+    int64_t group;  ///< part of a block whose error the rest makes good; at most `block`
+    bool operator==(const FeedbackColumns&) const = default;
+};
+
+/// Factors of a damped second-moment matrix H, split into blocks of adjacent columns and these into
+/// groups. They serve every tensor with that input and types of the same FeedbackColumns. All
+/// matrices are row-major, in the order of encoding ("position"), not in the stored order.
+/// Immutable; may be shared by threads. Memory: 8 n^2 bytes, while it is made 16 n^2.
 class FeedbackFactors {
 public:
     /// hessian: n * n second moments E[x x'] of the input (what its two triangles differ by is
-    /// averaged out). group_columns: width of a group; the last one may be narrower. damping: added
-    /// to the diagonal, as a share of its mean. Throws Error(bad_file) if a value is not finite or
-    /// the damped matrix is not positive definite, Error(interrupted) if cancelled.
-    FeedbackFactors(const float* hessian, int64_t n, int64_t group_columns, double damping,
+    /// averaged out). The last block, and the last group of a block, may be narrower. damping:
+    /// added to the diagonal, as a share of its mean. Throws Error(bad_file) if a value is not
+    /// finite or the damped matrix is not positive definite, Error(interrupted) if cancelled.
+    FeedbackFactors(const float* hessian, int64_t n, FeedbackColumns columns, double damping,
                     FeedbackOrder order, ThreadPool& pool,
                     const Cancellation* cancellation = nullptr);
 
     /// The matrix is all zero: the input is never used, there is nothing to feed back.
     bool is_zero() const { return is_zero_; }
     int64_t n() const { return n_; }
-    int64_t group_columns() const { return group_columns_; }
+    FeedbackColumns columns() const { return columns_; }
     /// What was added to every diagonal value.
     double damping() const { return damping_; }
 
@@ -42,8 +49,16 @@ public:
         int64_t position;  ///< first column in the order of encoding
         int64_t width;
     };
+    struct Block {
+        int64_t stored;
+        int64_t position;
+        int64_t width;
+        size_t first_group;
+        size_t end_group;
+    };
     /// In the order of encoding.
     const std::vector<Group>& groups() const { return groups_; }
+    const std::vector<Block>& blocks() const { return blocks_; }
 
     /// H with damping, n * n.
     const float* damped() const { return damped_.data(); }
@@ -57,17 +72,18 @@ public:
     void to_stored(const float* positions, float* stored, int64_t n_rows) const;
 
 private:
-    void order_groups(const std::vector<double>& diagonal, FeedbackOrder order);
+    void order_blocks(const std::vector<double>& diagonal, FeedbackOrder order);
     void fill(const float* hessian, std::vector<double>& work, ThreadPool& pool);
     void factorize(std::vector<double>& work, ThreadPool& pool, const Cancellation* cancellation);
     void invert(std::vector<double>& work, ThreadPool& pool, const Cancellation* cancellation);
     void invert_groups(ThreadPool& pool);
 
     int64_t n_;
-    int64_t group_columns_;
+    FeedbackColumns columns_;
     double damping_ = 0.0;
     bool is_zero_ = false;
     std::vector<Group> groups_;
+    std::vector<Block> blocks_;
     std::vector<float> damped_;
     std::vector<float> forward_;
     std::vector<std::vector<float>> inverses_;

@@ -1,6 +1,8 @@
 // Second moments of made-up inputs, and the error that they give, for the tests of error feedback.
 #pragma once
 
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "test_data.h"
@@ -9,7 +11,7 @@ namespace voodoo::quant {
 
 /// Moments of inputs that are mostly a mixture of n / 4 directions of falling strength, with some
 /// columns much stronger than others, as those of a transformer are.
-inline std::vector<float> correlated_moments(int64_t n, uint64_t seed) {
+inline std::vector<float> make_correlated_moments(int64_t n, uint64_t seed) {
     Random random(seed, "moments");
     const int64_t n_directions = std::max<int64_t>(1, n / 4);
     std::vector<double> scale(static_cast<size_t>(n));
@@ -34,6 +36,14 @@ inline std::vector<float> correlated_moments(int64_t n, uint64_t seed) {
         }
     }
     return {sum.begin(), sum.end()};
+}
+
+/// The same, made once.
+inline const std::vector<float>& correlated_moments(int64_t n, uint64_t seed) {
+    static std::map<std::pair<int64_t, uint64_t>, std::vector<float>> made;
+    std::vector<float>& moments = made[{n, seed}];
+    if (moments.empty()) moments = make_correlated_moments(n, seed);
+    return moments;
 }
 
 inline std::vector<float> diagonal_of(const std::vector<float>& moments, int64_t n) {
