@@ -66,7 +66,7 @@ public:
     /// Plain encoding of the source; fills source_ and the plain errors.
     EncodeResult encode_plain(Sums& sums) {
         const float* rows = job_.source + first_row_ * n_;
-        const EncodeResult result = encode_stored(rows);
+        EncodeResult result = encode_stored(rows);
         if (!result.usable) return result;
         source_.resize(n_rows_, n_);
         job_.factors.to_positions(rows, source_.data(), n_rows_);

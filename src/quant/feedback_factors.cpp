@@ -28,7 +28,7 @@ Matrix reverse_cholesky(const Matrix& block) {
     const Eigen::LLT<Matrix> llt(block.reverse());
     if (llt.info() != Eigen::Success) not_positive_definite();
     const Matrix lower = llt.matrixL();
-    const Matrix upper = lower.reverse();
+    Matrix upper = lower.reverse();
     // A tiny negative pivot may pass as a NaN.
     if (!upper.allFinite()) not_positive_definite();
     return upper;
