@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "graph/graph.h"
 
@@ -51,6 +52,9 @@ public:
 class MomentSink {
 public:
     virtual ~MomentSink() = default;
+    /// Before a segment with these weights runs, from the thread that runs it: the place to
+    /// allocate.
+    virtual void begin_segment(const std::vector<int>& /*weights*/) {}
     /// x: n_columns vectors of length ne0 of weight `index`, `stride` floats apart. Thread ith of
     /// nth. Must not throw.
     virtual void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
