@@ -234,7 +234,7 @@ TEST(Feedback, SweepIsItsFormulaWithExplicitInverses) {
     FeedbackOptions options;
     options.order = FeedbackOrder::as_stored;
     options.n_sweeps = 0;
-    Case c(GGML_TYPE_Q4_1, 128, 12);
+    Case c(GGML_TYPE_Q4_1, 320, 12);
     c.importance.clear();
     ASSERT_LE(c.run(options).n_rows_plain, 1);
     std::vector<float> expected = c.adjusted;
@@ -246,7 +246,7 @@ TEST(Feedback, SweepIsItsFormulaWithExplicitInverses) {
     int64_t n_equal = 0;
     for (size_t r = 0; r < 12; ++r) {
         bool equal = true;
-        for (size_t i = r * 128; i < (r + 1) * 128; ++i) {
+        for (size_t i = r * 320; i < (r + 1) * 320; ++i) {
             equal &= std::fabs(c.adjusted[i] - expected[i]) < 1e-5f;
         }
         n_equal += equal ? 1 : 0;
