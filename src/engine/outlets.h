@@ -30,9 +30,10 @@ public:
     /// ne1 swapped to `transposed`. Called from the thread that runs the step, never at the same
     /// time as a computation.
     virtual void load(int index, float* rows, float* transposed) = 0;
-    /// Changes whenever load() would give other values than before; 0: always load again. Spares
-    /// the loading of weights that are in memory already.
-    virtual uint64_t version() const { return 0; }
+    /// Names what load() would give for this weight: no two values that the process ever has under
+    /// one number, whichever source they come from (sources may follow each other at one address).
+    /// 0: always load again. Spares the loading of weights that are in memory already.
+    virtual uint64_t version(int /*index*/) const { return 0; }
     /// The weight's bytes in its stored type: only asked for by an executor with
     /// ExecutorOptions::stored_types.
     virtual std::span<const std::byte> stored(int /*index*/) { return {}; }

@@ -269,14 +269,14 @@ void Program::layout_weights() {
 
 void Program::activate(HostBlock& weights, ggml_gallocr_t allocator) {
     VOODOO_CHECK(weights.size_bytes() >= weight_bytes_, "weights do not fit their block");
-    loaded_from_ = nullptr;
     // Forget the addresses of the last activation: another program may have used that memory.
     for (ggml_tensor* t = ggml_get_first_tensor(context_); t != nullptr;
          t = ggml_get_next_tensor(context_, t)) {
         t->data = nullptr;
         t->buffer = nullptr;
     }
-    for (const Weight& weight : weights_) {
+    for (Weight& weight : weights_) {
+        weight.loaded_version = 0;
         weights.bind(weight.rows, weight.offset);
         if (weight.transposed != nullptr) weights.bind(weight.transposed, weight.transposed_offset);
         if (weight.accumulator != nullptr)
@@ -295,21 +295,22 @@ void Program::activate(HostBlock& weights, ggml_gallocr_t allocator) {
 }
 
 void Program::load_weights(WeightSource& source) {
-    const uint64_t version = source.version();
-    if (version != 0 && version == loaded_version_ && &source == loaded_from_) return;
-    loaded_version_ = version;
-    loaded_from_ = &source;
-    for (const Weight& weight : weights_) {
+    for (Weight& weight : weights_) {
+        const uint64_t version = source.version(weight.index);
+        if (version != 0 && version == weight.loaded_version) continue;
+        weight.loaded_version = 0;  // should loading fail
         if (options_.stored_types) {
             const auto bytes = source.stored(weight.index);
             VOODOO_CHECK(bytes.size() == ggml_nbytes(weight.rows), "{} has {} stored bytes",
                          weight.rows->name, bytes.size());
             std::memcpy(weight.rows->data, bytes.data(), bytes.size());
-            continue;
+        } else {
+            float* transposed = weight.transposed == nullptr
+                                    ? nullptr
+                                    : static_cast<float*>(weight.transposed->data);
+            source.load(weight.index, static_cast<float*>(weight.rows->data), transposed);
         }
-        float* transposed =
-            weight.transposed == nullptr ? nullptr : static_cast<float*>(weight.transposed->data);
-        source.load(weight.index, static_cast<float*>(weight.rows->data), transposed);
+        weight.loaded_version = version;
     }
 }
 

@@ -80,6 +80,7 @@ public:
     /// Binds weights into `weights` (at least weight_bytes()) and allocates activations with
     /// `allocator`. Called again whenever another program has used them meanwhile.
     void activate(HostBlock& weights, ggml_gallocr_t allocator);
+    /// Loads the weights whose version is not the one in memory.
     void load_weights(WeightSource& source);
 
     void forward();
@@ -105,6 +106,7 @@ private:
         ggml_tensor* transposed = nullptr;
         ggml_tensor* accumulator = nullptr;
         size_t offset = 0, transposed_offset = 0, accumulator_offset = 0;
+        uint64_t loaded_version = 0;  // WeightSource::version of what is in memory; 0: nothing
     };
     struct Call {  // userdata of the sinks' custom nodes
         ProgramShared* shared;
@@ -140,8 +142,6 @@ private:
     ggml_cgraph* forward_ = nullptr;
     ggml_cgraph* backward_ = nullptr;
     size_t weight_bytes_ = 0;
-    const WeightSource* loaded_from_ = nullptr;  // what the weights in memory are, if anything
-    uint64_t loaded_version_ = 0;
 };
 
 }  // namespace voodoo::engine

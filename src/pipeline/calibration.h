@@ -35,6 +35,18 @@ public:
     }
     /// Teacher's hidden states of batch i, [batch_tokens][n_hidden], mapped.
     std::span<const float> states(int i) const;
+
+    /// The same chunk by chunk: n_sequences times as many.
+    int n_train_chunks() const { return n_train * n_sequences; }
+    int n_valid_chunks() const { return n_valid * n_sequences; }
+    std::span<const int32_t> chunk(int i) const {
+        const auto n = static_cast<size_t>(chunk_len);
+        return std::span(tokens_).subspan(static_cast<size_t>(i) * n, n);
+    }
+    std::span<const float> chunk_states(int i) const {
+        const auto n = static_cast<size_t>(chunk_len * n_hidden);
+        return states(i / n_sequences).subspan(static_cast<size_t>(i % n_sequences) * n, n);
+    }
     /// Tells the kernel that a batch's states are not needed soon.
     void drop_states(int i) const;
 

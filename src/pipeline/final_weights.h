@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "pipeline/weights.h"
+#include "pipeline/workbench.h"
 #include "quant/store.h"
 
 namespace voodoo::pipeline {
@@ -18,5 +20,8 @@ struct FinalWeights {
     /// F32 tensors that differ from the source (norms, biases), by name.
     std::map<std::string, std::vector<float>> tuned;
 };
+
+/// Makes `weights` give the engine what the file would hold, decoded. `final` must outlive it.
+void use_final(const FinalWeights& final, const Workbench& bench, MixedWeights& weights);
 
 }  // namespace voodoo::pipeline

@@ -28,10 +28,12 @@ void validate(const Settings& settings) {
     demand(settings.feedback_tokens >= settings.chunk_len, "fewer feedback tokens than one chunk");
     demand(settings.score_tolerance >= 0 && settings.score_tolerance < 1,
            "the tolerance of the scores must lie in [0, 1)");
+    demand(settings.tune_tokens_per_step >= 1, "the tuning has steps of no tokens");
     demand(settings.max_encode_ns > 0, "the encoding limit must be positive");
     if (!problems.empty())
         throw Error(ErrorKind::usage, fmt::format("{}", fmt::join(problems, "; ")));
     search::validate(settings.gates);
+    search::validate(settings.tuning);
 }
 
 }  // namespace voodoo::pipeline

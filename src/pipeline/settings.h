@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "search/gates.h"
+#include "search/tuning.h"
 
 namespace voodoo::pipeline {
 
@@ -18,6 +19,12 @@ enum class LayoutMethod {
     second_order,  ///< knapsack over second-order costs (search/sensitivity.h)
     gates,         ///< gates that start from these costs and count the rounding to one type
     gates_plain,   ///< gates from nothing: the original method
+};
+
+/// What is tuned after the tensors are encoded.
+enum class TuneMethod {
+    none,
+    scales,  ///< the parameters that the file keeps in F32: norms, biases (search/tuning.h)
 };
 
 struct Settings {
@@ -63,6 +70,11 @@ struct Settings {
     // Gates.
     search::GateOptions gates;       ///< n_steps is derived from n_tokens and tokens_per_step
     int64_t tokens_per_step = 2048;  ///< tokens of one optimizer step
+
+    // Tuning.
+    TuneMethod tune = TuneMethod::scales;
+    search::TuningOptions tuning;        ///< n_steps: at most; fewer where the text is shorter
+    int64_t tune_tokens_per_step = 512;  ///< tokens of one step of the tuning, at least one chunk
 
     // Outcome.
     bool compare = true;           ///< measure against the preset below and the best two-type mix

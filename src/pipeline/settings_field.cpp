@@ -59,6 +59,10 @@ constexpr std::array<ChoiceName<LayoutMethod>, 3> kLayouts = {{
     {LayoutMethod::gates, "gates"},
     {LayoutMethod::gates_plain, "gates-plain"},
 }};
+constexpr std::array<ChoiceName<TuneMethod>, 2> kTuneMethods = {{
+    {TuneMethod::none, "none"},
+    {TuneMethod::scales, "scales"},
+}};
 
 template <class Enum, size_t N>
 Values format_choice(Enum x, const std::array<ChoiceName<Enum>, N>& known) {
@@ -180,6 +184,9 @@ Values format_values(search::Schedule x) {
 Values format_values(LayoutMethod x) {
     return format_choice(x, kLayouts);
 }
+Values format_values(TuneMethod x) {
+    return format_choice(x, kTuneMethods);
+}
 
 void parse_values(std::filesystem::path& x, ValueKind, const Values& values) {
     const std::string& text = single(values);
@@ -251,6 +258,9 @@ void parse_values(search::Schedule& x, ValueKind, const Values& values) {
 }
 void parse_values(LayoutMethod& x, ValueKind, const Values& values) {
     parse_choice(x, single(values), kLayouts);
+}
+void parse_values(TuneMethod& x, ValueKind, const Values& values) {
+    parse_choice(x, single(values), kTuneMethods);
 }
 
 std::string nearest_name(std::string_view name, std::span<const std::string> known) {

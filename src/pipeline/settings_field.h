@@ -97,6 +97,7 @@ Values format_values(uint64_t x);
 Values format_values(double x);
 Values format_values(search::Schedule x);
 Values format_values(LayoutMethod x);
+Values format_values(TuneMethod x);
 template <class T>
 Values format_values(const std::optional<T>& x) {
     return x ? format_values(*x) : Values{};
@@ -115,6 +116,7 @@ void parse_values(uint64_t& x, ValueKind kind, const Values& values);
 void parse_values(double& x, ValueKind kind, const Values& values);
 void parse_values(search::Schedule& x, ValueKind kind, const Values& values);
 void parse_values(LayoutMethod& x, ValueKind kind, const Values& values);
+void parse_values(TuneMethod& x, ValueKind kind, const Values& values);
 template <class T>
 void parse_values(std::optional<T>& x, ValueKind kind, const Values& values) {
     T value{};

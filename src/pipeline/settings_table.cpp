@@ -336,6 +336,46 @@ void add_gates(Table& t) {
         [](auto& s) -> auto& { return s.gates.logit_range; });
 }
 
+void add_tuning(Table& t) {
+    add(
+        t,
+        {.name = "tune",
+         .key = "tuning.method",
+         .commands = kLearn,
+         .kind = ValueKind::choice,
+         .value = "none|scales",
+         .help = "what is tuned once the tensors are encoded: nothing, or the norms and biases, "
+                 "which the file keeps in F32; kept only if validation KL falls"},
+        [](auto& s) -> auto& { return s.tune; });
+    add(
+        t,
+        {.name = "tune-steps",
+         .key = "tuning.steps",
+         .commands = kLearn,
+         .kind = ValueKind::integer,
+         .unit = "steps",
+         .help = "most steps of the tuning; no calibration text is used twice"},
+        [](auto& s) -> auto& { return s.tuning.n_steps; });
+    add(
+        t,
+        {.name = "tune-tokens-per-step",
+         .key = "tuning.tokens_per_step",
+         .commands = kLearn,
+         .kind = ValueKind::integer,
+         .unit = "tokens",
+         .help = "tokens of one step of the tuning; at least one chunk"},
+        [](auto& s) -> auto& { return s.tune_tokens_per_step; });
+    add(
+        t,
+        {.name = "tune-lr",
+         .key = "tuning.lr",
+         .commands = kLearn,
+         .kind = ValueKind::number,
+         .unit = "relative change",
+         .help = "learning rate of the tuning: Adam's step"},
+        [](auto& s) -> auto& { return s.tuning.lr; });
+}
+
 void add_outcome_and_machine(Table& t) {
     add(
         t,
@@ -396,11 +436,12 @@ Table make_table() {
     add_layout(table);
     add_encoding(table);
     add_gates(table);
+    add_tuning(table);
     add_outcome_and_machine(table);
     return table;
 }
 
-constexpr std::array<SettingsSection, 9> kSections = {{
+constexpr std::array<SettingsSection, 10> kSections = {{
     {"files", "Files"},
     {"target", "Target: one of the two"},
     {"data", "Calibration data"},
@@ -408,6 +449,7 @@ constexpr std::array<SettingsSection, 9> kSections = {{
     {"layout", "Layout"},
     {"encoding", "Encoding"},
     {"gates", "Gates"},
+    {"tuning", "Tuning"},
     {"outcome", "Outcome"},
     {"machine", "Machine"},
 }};

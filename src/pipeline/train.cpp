@@ -187,6 +187,30 @@ engine::TeacherLogits Teacher::logits(int first_batch) {
     };
 }
 
+engine::TeacherLogits Teacher::chunk_logits(std::vector<int> chunks) {
+    return [this, chunks = std::move(chunks)](int batch, int64_t first, int64_t n) {
+        const auto states = calibration_.chunk_states(chunks[static_cast<size_t>(batch)]);
+        return logits_of(states.subspan(static_cast<size_t>(first * calibration_.n_hidden),
+                                        static_cast<size_t>(n * calibration_.n_hidden)));
+    };
+}
+
+std::span<const float> Teacher::logits_of(std::span<const float> states) {
+    const auto slice = static_cast<size_t>(executor_.slice_length() * calibration_.n_hidden);
+    if (states.size() == slice) return executor_.tail_slice(states);
+    const auto n_hidden = static_cast<size_t>(calibration_.n_hidden);
+    const auto n_vocab = static_cast<size_t>(executor_.n_vocab());
+    logits_.clear();
+    for (size_t first = 0; first < states.size(); first += slice) {
+        const auto part = states.subspan(first, std::min(slice, states.size() - first));
+        padded_.assign(slice, 0.0F);
+        std::copy(part.begin(), part.end(), padded_.begin());
+        const auto logits = executor_.tail_slice(padded_).first(part.size() / n_hidden * n_vocab);
+        logits_.insert(logits_.end(), logits.begin(), logits.end());
+    }
+    return logits_;
+}
+
 search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates,
                           const CandidateTypes& types,
                           const std::vector<std::vector<double>>& costs, Teacher& teacher,
@@ -232,8 +256,7 @@ Validator::Validator(Workbench& bench, const Calibration& calibration, Teacher& 
 std::vector<float> Validator::token_kl(const FinalWeights& final,
                                        const Cancellation& cancellation) {
     MixedWeights weights(bench_.file(), executor_.weights(), bench_.pool());
-    for (size_t t = 0; t < final.tensors.size(); ++t)
-        weights.set(bench_.tensors()[t].name, {{final.tensors[t].view()}, {1.0F}});
+    use_final(final, bench_, weights);
     std::vector<std::span<const int32_t>> batches;
     batches.reserve(static_cast<size_t>(calibration_.n_valid));
     for (int b = 0; b < calibration_.n_valid; ++b)

@@ -18,11 +18,17 @@ public:
     Teacher(Workbench& bench, const Calibration& calibration);
     /// For engine::DistillationLoss; `first_batch` is added to the loss's batch numbers.
     engine::TeacherLogits logits(int first_batch);
+    /// The same for steps whose batches are single chunks: batch b is chunk chunks[b].
+    engine::TeacherLogits chunk_logits(std::vector<int> chunks);
 
 private:
+    /// Logits of any number of hidden states.
+    std::span<const float> logits_of(std::span<const float> states);
+
     const Calibration& calibration_;
     engine::Executor executor_;
     MixedWeights weights_;
+    std::vector<float> padded_, logits_;
 };
 
 /// Trains the gates, saving them after every step so that a killed run goes on where it was.

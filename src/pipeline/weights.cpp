@@ -5,6 +5,15 @@
 #include "base/error.h"
 
 namespace voodoo::pipeline {
+namespace {
+
+/// Never the same number twice in a process.
+uint64_t next_version() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+}
+
+}  // namespace
 
 quant::MatrixShape matrix_shape(const engine::WeightInfo& weight) {
     return {weight.ne[0], weight.ne[1], weight.ne[2] * weight.ne[3]};
@@ -20,12 +29,29 @@ MixedWeights::MixedWeights(const gguf::File& file, const std::vector<engine::Wei
                         "llama.cpp's graph uses a weight that is not in the file", weight.name);
         }
         tensors_.push_back(tensor);
+        versions_.push_back(next_version());
+    }
+}
+
+void MixedWeights::renew_version(const std::string& name) {
+    for (size_t i = 0; i < weights_.size(); ++i) {
+        if (weights_[i].name == name) versions_[i] = next_version();
     }
 }
 
 void MixedWeights::set(const std::string& name, Mixture mixture) {
+    values_.erase(name);
     mixtures_[name] = std::move(mixture);
-    ++version_;
+    renew_version(name);
+}
+
+void MixedWeights::set_values(const std::string& name, std::span<const float> values) {
+    const gguf::TensorInfo* tensor = file_.find_tensor(name);
+    VOODOO_CHECK(tensor != nullptr && tensor->n_elements() == static_cast<int64_t>(values.size()),
+                 "{} values for {}", values.size(), name);
+    mixtures_.erase(name);
+    values_[name].assign(values.begin(), values.end());
+    renew_version(name);
 }
 
 void MixedWeights::load(int index, float* rows, float* transposed) {
@@ -37,8 +63,13 @@ void MixedWeights::load(int index, float* rows, float* transposed) {
         return;
     }
     const gguf::TensorInfo& tensor = *tensors_[i];
+    const auto given = values_.find(weights_[i].name);
     const quant::CandidateView view =
-        quant::make_view(tensor.type, file_.data(tensor).data(), shape.n_per_row);
+        given == values_.end()
+            ? quant::make_view(tensor.type, file_.data(tensor).data(), shape.n_per_row)
+            : quant::make_view(GGML_TYPE_F32,
+                               reinterpret_cast<const std::byte*>(given->second.data()),
+                               shape.n_per_row);
     const float one = 1.0F;
     quant::mix({&view, 1}, {&one, 1}, shape, out, pool_);
 }

@@ -19,7 +19,7 @@ struct Mixture {
     std::vector<float> p;
 };
 
-/// Weights from the file, some of them replaced by mixtures (by tensor name).
+/// Weights from the file, some of them replaced by mixtures or by given values (by tensor name).
 class MixedWeights : public engine::WeightSource {
 public:
     MixedWeights(const gguf::File& file, const std::vector<engine::WeightInfo>& weights,
@@ -27,16 +27,22 @@ public:
 
     /// Replaces a tensor; weights that the graph does not use are ignored.
     void set(const std::string& name, Mixture mixture);
+    /// Replaces a tensor of one row (a norm, a bias) or more by these values, copied, in the
+    /// file's order.
+    void set_values(const std::string& name, std::span<const float> values);
     void load(int index, float* rows, float* transposed) override;
-    uint64_t version() const override { return version_; }
+    uint64_t version(int index) const override { return versions_[static_cast<size_t>(index)]; }
 
 private:
-    uint64_t version_ = 1;
+    void renew_version(const std::string& name);
+
     const gguf::File& file_;
     const std::vector<engine::WeightInfo>& weights_;
     ThreadPool& pool_;
     std::vector<const gguf::TensorInfo*> tensors_;
+    std::vector<uint64_t> versions_;  // by weight
     std::map<std::string, Mixture> mixtures_;
+    std::map<std::string, std::vector<float>> values_;
 };
 
 quant::MatrixShape matrix_shape(const engine::WeightInfo& weight);

@@ -66,6 +66,10 @@ Settings unusual_settings() {
     s.gates.score_decay = 0.5;
     s.gates.logit_range = 100;
     s.tokens_per_step = 4096;
+    s.tune = TuneMethod::none;
+    s.tuning.n_steps = 17;
+    s.tuning.lr = 0.5;
+    s.tune_tokens_per_step = 1024;
     s.compare = false;
     s.split_max_bytes = 1000;
     s.seed = std::numeric_limits<uint64_t>::max();

@@ -75,6 +75,7 @@ pipeline::Settings quick_settings(const fs::path& model, const fs::path& output)
     settings.types = {"Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0"};
     settings.layout = pipeline::LayoutMethod::gates_plain;
     settings.feedback = false;
+    settings.tune = pipeline::TuneMethod::none;
     settings.gates.lr = 0.3;
     settings.compare = false;
     settings.n_threads = 2;

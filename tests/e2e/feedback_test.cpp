@@ -25,6 +25,7 @@ protected:
         settings.score_chunks = 4;
         settings.feedback_tokens = 8192;
         settings.bpw = 3.9;
+        settings.tune = pipeline::TuneMethod::none;
         settings.n_threads = 2;
         settings.types = {"Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K"};
     }

@@ -114,9 +114,12 @@ TEST_F(InterruptedRun, ContinuesInEveryStageOfTheSecondOrderLayoutWithFeedback) 
         s->layout = pipeline::LayoutMethod::second_order;
         s->feedback = true;
         s->feedback_tokens = 256;
+        s->tune = pipeline::TuneMethod::scales;
+        s->tuning.n_steps = 3;
     }
-    continues_in_every_stage({"tokens", "states", "types", "score", "select", "feedback", "export"},
-                             {"tokens", "states", "types", "score", "feedback"});
+    continues_in_every_stage(
+        {"tokens", "states", "types", "score", "select", "feedback", "tune", "export"},
+        {"tokens", "states", "types", "score", "feedback", "tune"});
 }
 
 /// Runs the helper program on the settings; kill_at: the event at which it kills itself, or -1.
