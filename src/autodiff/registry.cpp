@@ -31,6 +31,8 @@ constexpr Rule kRules[] = {
     {"REPEAT",         GGML_OP_REPEAT,         kNoSubOp, rules::repeat,     nullptr},
     {"CONCAT",         GGML_OP_CONCAT,         kNoSubOp, rules::concat,     nullptr},
     {"MUL_MAT",        GGML_OP_MUL_MAT,        kNoSubOp, rules::mul_mat,    nullptr},
+    {"MUL_MAT_ID",     GGML_OP_MUL_MAT_ID,     kNoSubOp, rules::mul_mat_id, nullptr},
+    {"ADD_ID",         GGML_OP_ADD_ID,         kNoSubOp, rules::add_id,     nullptr},
     {"GET_ROWS",       GGML_OP_GET_ROWS,       kNoSubOp, rules::get_rows,   nullptr},
     {"SET_ROWS",       GGML_OP_SET_ROWS,       kNoSubOp, rules::set_rows,   nullptr},
     {"CPY",            GGML_OP_CPY,            kNoSubOp, rules::copy,       nullptr},
