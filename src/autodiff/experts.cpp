@@ -16,8 +16,7 @@ using ConstView = Eigen::Map<const Matrix, 0, Eigen::OuterStride<>>;
 
 int32_t id_at(const ggml_tensor* ids, int64_t slot, int64_t token) {
     int32_t id = 0;
-    std::memcpy(&id,
-                static_cast<const char*>(ids->data) + slot * ids->nb[0] + token * ids->nb[1],
+    std::memcpy(&id, static_cast<const char*>(ids->data) + slot * ids->nb[0] + token * ids->nb[1],
                 sizeof(id));
     return id;
 }

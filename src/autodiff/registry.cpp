@@ -53,6 +53,9 @@ constexpr Rule kRules[] = {
     {"RMS_NORM",       GGML_OP_RMS_NORM,       kNoSubOp, rules::rms_norm,   nullptr},
     {"GROUP_NORM",     GGML_OP_GROUP_NORM,     kNoSubOp, rules::group_norm, rules::refuse_group_norm},
     {"L2_NORM",        GGML_OP_L2_NORM,        kNoSubOp, rules::l2_norm,    nullptr},
+    {"DSV4_HC_COMB",   GGML_OP_DSV4_HC_COMB,   kNoSubOp, rules::hc_comb,    nullptr},
+    {"DSV4_HC_PRE",    GGML_OP_DSV4_HC_PRE,    kNoSubOp, rules::hc_pre,     nullptr},
+    {"DSV4_HC_POST",   GGML_OP_DSV4_HC_POST,   kNoSubOp, rules::hc_post,    nullptr},
 
     {"UNARY:ABS",         GGML_OP_UNARY, GGML_UNARY_OP_ABS,         rules::unary, nullptr},
     {"UNARY:NEG",         GGML_OP_UNARY, GGML_UNARY_OP_NEG,         rules::unary, nullptr},

@@ -96,8 +96,8 @@ public:
 
     /// Remembers that `grad` is the gradient of experts' weights that `factors` give.
     void note_expert_gradient(const ggml_tensor* grad, const ExpertFactors& factors);
-    /// The factors of a gradient of experts' weights, so that it need not be computed whole; nullptr
-    /// where `grad` is something else (a sum of such gradients, too).
+    /// The factors of a gradient of experts' weights, so that it need not be computed whole;
+    /// nullptr where `grad` is something else (a sum of such gradients, too).
     const ExpertFactors* find_expert_gradient(const ggml_tensor* grad) const;
 
     /// Every custom node made so far: the scheduler must pin them to the CPU backend.

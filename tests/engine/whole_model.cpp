@@ -106,21 +106,26 @@ using Directions = std::vector<Vector>;
 /// <dW, D> for every direction of every weight.
 class DirectionSink : public GradientSink {
 public:
-    explicit DirectionSink(const std::map<int, Directions>& directions) : directions_(directions) {}
-    void take(int index, const float* dw, int ith, int) override {
-        if (ith != 0) return;
+    /// For a computation of one thread.
+    DirectionSink(const std::map<int, Directions>& directions,
+                  const std::vector<WeightInfo>& weights)
+        : directions_(directions), weights_(weights) {}
+    void take(int index, const float* dw, int64_t first_row, int64_t n_rows, int) override {
         const Directions& all = directions_.at(index);
         auto& sums = derivative[index];
         sums.resize(all.size(), 0.0);
+        const int64_t n_per_row = weights_[static_cast<size_t>(index)].ne[0];
         for (size_t k = 0; k < all.size(); ++k) {
-            for (size_t i = 0; i < all[k].size(); ++i)
-                sums[k] += static_cast<double>(dw[i]) * static_cast<double>(all[k][i]);
+            const float* direction = all[k].data() + first_row * n_per_row;
+            for (int64_t i = 0; i < n_rows * n_per_row; ++i)
+                sums[k] += static_cast<double>(dw[i]) * static_cast<double>(direction[i]);
         }
     }
     std::map<int, std::vector<double>> derivative;
 
 private:
     const std::map<int, Directions>& directions_;
+    const std::vector<WeightInfo>& weights_;
 };
 
 double relative_error(const Vector& a, const Vector& b) {
@@ -257,7 +262,7 @@ private:
         // A few roundings of 2^-24 on the way to each logit, independent of each other.
         logits_noise_ = 4 * 6e-8 * std::sqrt(norm);
         ProjectionLoss loss(projection_, executor.n_vocab());
-        DirectionSink sink(directions);
+        DirectionSink sink(directions, executor.weights());
         const std::span<const int32_t> batch[] = {tokens_};
         executor.step(batch, weights, loss, sink);
         Executor replay = make(false, true);

@@ -33,8 +33,8 @@ ggml_tensor* input_grad(Tape& tape, const ggml_tensor* node, ggml_tensor* out_gr
     ggml_tensor* w = node->src[0];
     const Shape ne = shape_of(node->src[1]);
     if (!tape.options().cpu_custom_ops) {
-        ggml_tensor* per_slot = ggml_mul_mat_id(tape.context(), tape.transposed_weight(w), out_grad,
-                                                node->src[2]);
+        ggml_tensor* per_slot =
+            ggml_mul_mat_id(tape.context(), tape.transposed_weight(w), out_grad, node->src[2]);
         return tape.reduce_to(per_slot, ne);
     }
     const bool is_dense_row = w->type == GGML_TYPE_F32 && w->nb[0] == sizeof(float);

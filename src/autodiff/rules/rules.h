@@ -77,6 +77,11 @@ ggml_tensor* add_rows(Tape& tape, const ggml_tensor* table, ggml_tensor* rows,
 Grads mul_mat_id(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
 Grads add_id(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
 
+// hyper_connections.cpp
+Grads hc_pre(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads hc_post(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads hc_comb(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+
 // reduce.cpp
 Grads sum(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
 Grads sum_rows(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);

@@ -45,8 +45,7 @@ ggml_tensor* window_of_fused_rows(Builder& b) {
 ggml_tensor* same_experts_twice(Builder& b) {
     ggml_tensor* w = b.input({5, 5, 3, 1});
     ggml_tensor* once = ggml_mul_mat_id(b.ctx(), w, b.input({5, 1, 3, 1}), routing(b, 2, 3, 3));
-    ggml_tensor* other =
-        b.indices_i32({2, 3, 1, 1}, [](int64_t i) { return (i + 1 + i / 2) % 3; });
+    ggml_tensor* other = b.indices_i32({2, 3, 1, 1}, [](int64_t i) { return (i + 1 + i / 2) % 3; });
     return ggml_mul_mat_id(b.ctx(), w, once, other);
 }
 

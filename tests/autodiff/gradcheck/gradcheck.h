@@ -187,5 +187,6 @@ std::vector<Case> rope_cases();
 std::vector<Case> view_cases();
 std::vector<Case> row_cases();
 std::vector<Case> expert_cases();
+std::vector<Case> hyper_connection_cases();
 
 }  // namespace voodoo::gradcheck
