@@ -343,6 +343,7 @@ struct Executor::Impl {
         Borders borders(batches.size());
         for (size_t s = 0; s < body.size(); ++s) {
             shared.moment_sink = moments;
+            if (moments != nullptr) moments->begin_segment(body[s]->weight_indices());
             run_segment(s, batches, source, borders, cancellation);
             shared.moment_sink = nullptr;
             if (after_segment != nullptr && (*after_segment)(body[s]->weight_indices()))

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "graph/graph.h"
 
@@ -57,6 +58,9 @@ public:
 class MomentSink {
 public:
     virtual ~MomentSink() = default;
+    /// Before a segment with these weights runs, from the thread that runs it: the place to
+    /// allocate.
+    virtual void begin_segment(const std::vector<int>& /*weights*/) {}
     /// x: n_columns vectors of length ne0 that matrix `matrix` of weight `index` is multiplied
     /// with, `stride` floats apart (several matrices: experts, or heads). Called by every thread
     /// ith of nth with the same x: each takes its share. Must not throw.

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "gguf/writer.h"
 #include "pipeline/stage_timer.h"
 #include "pipeline/weights.h"
 #include "quant/feedback.h"
@@ -13,10 +16,27 @@
 namespace voodoo::pipeline {
 namespace {
 
+std::filesystem::path adjusted_path(const RunDir& run, const std::string& hash) {
+    return run.file("adjusted") / (hash + ".f32");
+}
+
+std::string_view bytes_of(const std::vector<float>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+/// Whether every adjusted tensor's rows lie in the run directory.
+bool has_adjusted_rows(const RunDir& run, const FinalWeights& weights) {
+    return std::all_of(weights.adjusted_hash.begin(), weights.adjusted_hash.end(),
+                       [&](const std::string& hash) {
+                           return hash.empty() || std::filesystem::exists(adjusted_path(run, hash));
+                       });
+}
+
 /// Second moments of matmul inputs, by the weight that leads its group.
 class FullMoments : public engine::MomentSink {
 public:
-    explicit FullMoments(const std::vector<engine::WeightInfo>& weights) : weights_(weights) {}
+    FullMoments(const std::vector<engine::WeightInfo>& weights, std::function<bool(int)> is_leader)
+        : weights_(weights), is_leader_(std::move(is_leader)) {}
 
     void take(int, int64_t, const float*, int64_t, int64_t, int, int) override {}
     void take_full(int index, const float* h, int64_t n_columns, int ith, int nth) override {
@@ -26,14 +46,12 @@ public:
             sums.h[static_cast<size_t>(i)] += static_cast<double>(h[i]);
         if (ith == 0) sums.count += n_columns;
     }
-    /// Before a segment runs: take_full may not allocate.
-    void prepare(const std::vector<int>& leaders) {
-        sums_.clear();
-        sums_.resize(weights_.size());
-        for (const int leader : leaders) {
-            Sums& sums = sums_[static_cast<size_t>(leader)];
-            sums.n = weights_[static_cast<size_t>(leader)].ne[0];
-            sums.h.assign(static_cast<size_t>(sums.n * sums.n), 0.0);
+    void begin_segment(const std::vector<int>& weights) override {
+        sums_.assign(weights_.size(), {});
+        for (const int index : weights) {
+            Sums& sums = sums_[static_cast<size_t>(index)];
+            sums.n = weights_[static_cast<size_t>(index)].ne[0];
+            if (is_leader_(index)) sums.h.assign(static_cast<size_t>(sums.n * sums.n), 0.0);
         }
     }
     /// E[x x'], row-major; empty if nothing was seen.
@@ -54,6 +72,7 @@ private:
         std::vector<double> h;
     };
     const std::vector<engine::WeightInfo>& weights_;
+    std::function<bool(int)> is_leader_;
     std::vector<Sums> sums_;
 };
 
@@ -96,13 +115,14 @@ std::vector<float> head_moments(const Calibration& calibration, int n_batches, T
 class Feedback {
 public:
     Feedback(Workbench& bench, const Calibration& calibration, Candidates& candidates,
-             const std::vector<ggml_type>& types, FinalWeights& weights, Observer& observer,
-             const Cancellation& cancellation)
+             const std::vector<ggml_type>& types, FinalWeights& weights, const RunDir& run,
+             Observer& observer, const Cancellation& cancellation)
         : bench_(bench),
           calibration_(calibration),
           candidates_(candidates),
           types_(types),
           final_(weights),
+          run_(run),
           observer_(observer),
           cancellation_(cancellation),
           n_batches_(static_cast<int>(
@@ -111,24 +131,18 @@ public:
           executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, false),
                     executor_options(bench)),
           student_(bench.file(), executor_.weights(), bench.pool()),
-          moments_(executor_.weights()) {}
+          moments_(executor_.weights(),
+                   [this](int index) { return executor_.moment_leader(index) == index; }) {}
 
     void run(StageTimer& timer) {
         tied_embedding(timer);
         std::vector<std::span<const int32_t>> batches;
         for (int b = 0; b < n_batches_; ++b) batches.push_back(calibration_.batch(b));
-        std::vector<int> leaders;
-        for (size_t i = 0; i < executor_.weights().size(); ++i) {
-            const int index = static_cast<int>(i);
-            if (executor_.moment_leader(index) == index) leaders.push_back(index);
-        }
-        moments_.prepare(leaders);
         executor_.forward_by_segment(
             batches, student_, moments_,
             [&](const std::vector<int>& weights) {
                 bool changed = false;
                 for (const int index : weights) changed |= encode_weight(index, timer);
-                moments_.prepare(leaders);
                 factors_.clear();
                 return changed;
             },
@@ -175,14 +189,22 @@ private:
         return !h.empty() && encode_tensor(index, leader, h, timer);
     }
 
+    static quant::FeedbackOptions feedback_options() {
+        quant::FeedbackOptions options;
+        if (const char* e = getenv("FB_SUB")) options.sub_columns = atoi(e);
+        if (const char* e = getenv("FB_SWEEPS")) options.n_sweeps = atoi(e);
+        if (const char* e = getenv("FB_MIN")) options.min_columns = atoi(e);
+        return options;
+    }
+
     /// Weights with the same input and blocks of the same width share their factors.
     const quant::FeedbackFactors& factors(int leader, ggml_type type, const std::vector<float>& h,
                                           int64_t n) {
-        const quant::FeedbackOptions options;
-        const int64_t columns = quant::feedback_group_columns(type, options);
+        const quant::FeedbackOptions options = feedback_options();
+        const quant::FeedbackColumns columns = quant::feedback_columns(type, options);
         return factors_
-            .try_emplace({leader, columns}, h.data(), n, columns, options.damping, options.order,
-                         bench_.pool(), &cancellation_)
+            .try_emplace({leader, columns.block, columns.group}, h.data(), n, columns,
+                         options.damping, options.order, bench_.pool(), &cancellation_)
             .first->second;
     }
 
@@ -200,14 +222,16 @@ private:
                         tensor.shape.n_elements(), bench_.pool());
         std::vector<float> adjusted(source.size());
         const std::vector<float>& importance = candidates_.importance(t);
-        const quant::FeedbackResult result =
-            quant::feedback(bench_.encoder(), types_[t], source.data(), tensor.shape.n_rows, n,
-                            h.data(), importance.empty() ? nullptr : importance.data(),
-                            adjusted.data(), {}, bench_.pool(), &cancellation_);
+        const quant::FeedbackResult result = quant::feedback(
+            bench_.encoder(), types_[t], source.data(), tensor.shape.n_rows,
+            factors(leader, types_[t], h, n), importance.empty() ? nullptr : importance.data(),
+            adjusted.data(), feedback_options(), bench_.pool(), &cancellation_);
         if (result.usable && result.error < result.error_plain) {
             auto [stored, hash] = candidates_.encode_adjusted(t, types_[t], adjusted);
             if (stored.usable()) {
                 final_.tensors[t] = std::move(stored);
+                if (!bench_.settings().write_adjusted.empty())
+                    write_file_atomic(adjusted_path(run_, hash), bytes_of(adjusted));
                 final_.adjusted_hash[t] = std::move(hash);
                 ++n_done_;
                 sum_log_ratio_ += std::log(result.error / result.error_plain);
@@ -227,13 +251,15 @@ private:
     Candidates& candidates_;
     const std::vector<ggml_type>& types_;
     FinalWeights& final_;
+    const RunDir& run_;
     Observer& observer_;
     const Cancellation& cancellation_;
     int n_batches_;
     engine::Executor executor_;
     MixedWeights student_;
     FullMoments moments_;
-    std::map<std::pair<int, int64_t>, quant::FeedbackFactors> factors_;  // by leader and width
+    // By leader, width of a block and of a group.
+    std::map<std::tuple<int, int64_t, int64_t>, quant::FeedbackFactors> factors_;
     int n_done_ = 0;
     int n_seen_ = 0;
     double sum_log_ratio_ = 0.0;
@@ -269,19 +295,57 @@ void apply_feedback(Workbench& bench, const Calibration& calibration, Candidates
     for (const ggml_type type : types) hash.update(fmt::format("{} ", static_cast<int>(type)));
     const std::string fingerprint = hash.hex();
     if (const auto record = run.find_stage("feedback", fingerprint)) {
-        if (restore_feedback(bench, candidates, types, weights, record->at("adjusted"))) {
+        FinalWeights restored = weights;
+        if (restore_feedback(bench, candidates, types, restored, record->at("adjusted")) &&
+            (bench.settings().write_adjusted.empty() || has_adjusted_rows(run, restored))) {
+            weights = std::move(restored);
             StageTimer::cached("feedback", results, observer);
             return;
         }
     }
+    if (!bench.settings().write_adjusted.empty())
+        std::filesystem::create_directories(run.file("adjusted"));
     StageTimer timer("feedback", static_cast<double>(types.size()), "tensors", observer);
-    Feedback(bench, calibration, candidates, types, weights, observer, cancellation).run(timer);
+    Feedback(bench, calibration, candidates, types, weights, run, observer, cancellation)
+        .run(timer);
     nlohmann::json adjusted = nlohmann::json::object();
     for (size_t t = 0; t < types.size(); ++t) {
         if (!weights.adjusted_hash[t].empty())
             adjusted[bench.tensors()[t].name] = weights.adjusted_hash[t];
     }
     run.finish_stage("feedback", fingerprint, {{"adjusted", adjusted}});
+    timer.finish(results);
+}
+
+void write_adjusted_source(const Workbench& bench, const FinalWeights& weights, const RunDir& run,
+                           std::vector<StageResult>& results, Observer& observer,
+                           const Cancellation& cancellation) {
+    std::vector<gguf::PlannedTensor> tensors = gguf::planned_tensors(bench.file().tensors());
+    const auto hash_of = [&](const std::string& name) {
+        const int t = bench.find_tensor(name);
+        return t < 0 ? std::string() : weights.adjusted_hash[static_cast<size_t>(t)];
+    };
+    for (gguf::PlannedTensor& tensor : tensors) {
+        if (!hash_of(tensor.name).empty()) tensor.type = GGML_TYPE_F32;
+    }
+    gguf::Writer writer(bench.settings().write_adjusted,
+                        gguf::without_split_keys(bench.file().metadata()), tensors);
+    StageTimer timer("adjusted", static_cast<double>(tensors.size()), "tensors", observer);
+    double done = 0;
+    for (const gguf::PlannedTensor& tensor : tensors) {
+        cancellation.check();
+        if (const auto tuned = weights.tuned.find(tensor.name); tuned != weights.tuned.end()) {
+            writer.write_tensor(tensor.name, std::as_bytes(std::span(tuned->second)));
+        } else if (const std::string hash = hash_of(tensor.name); !hash.empty()) {
+            const MappedFile rows(adjusted_path(run, hash));
+            writer.write_tensor(tensor.name, rows.bytes());
+        } else {
+            writer.write_tensor(tensor.name,
+                                bench.file().data(*bench.file().find_tensor(tensor.name)));
+        }
+        timer.progress(++done, tensor.name);
+    }
+    writer.commit();
     timer.finish(results);
 }
 

@@ -90,6 +90,8 @@ Finished finish_layout(Workbench& bench, const Calibration& calibration, Candida
         finisher.offer("error feedback", finished, std::move(after));
     }
     save_final(run, bench, finished.weights, plan_hash);
+    if (!bench.settings().write_adjusted.empty())
+        write_adjusted_source(bench, finished.weights, run, results, observer, cancellation);
     return finished;
 }
 

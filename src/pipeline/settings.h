@@ -56,6 +56,9 @@ struct Settings {
     // Encoding.
     bool feedback = true;             ///< error feedback between blocks (quant/feedback.h)
     int64_t feedback_tokens = 16384;  ///< calibration tokens whose activations it is fitted to
+    /// GGUF to write the adjusted source to: F32 where feedback changed a tensor. llama-quantize
+    /// makes the output's bytes of it.
+    std::filesystem::path write_adjusted;
 
     // Gates.
     search::GateOptions gates;       ///< n_steps is derived from n_tokens and tokens_per_step

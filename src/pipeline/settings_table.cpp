@@ -252,6 +252,17 @@ void add_encoding(Table& t) {
          .unit = "tokens",
          .help = "calibration tokens whose activations the error feedback is fitted to"},
         [](auto& s) -> auto& { return s.feedback_tokens; });
+    add(
+        t,
+        {.name = "write-adjusted",
+         .key = "encoding.write_adjusted",
+         .commands = kLearn,
+         .kind = ValueKind::path,
+         .help = "also write the source as error feedback has adjusted it (F32, large): "
+                 "llama-quantize with the run's recipe makes the same bytes of it",
+         .example = "\"adjusted.gguf\"",
+         .default_note = "not written"},
+        [](auto& s) -> auto& { return s.write_adjusted; });
 }
 
 void add_gates(Table& t) {

@@ -53,7 +53,7 @@ struct FeedbackResult {
 /// the options'. A matrix without cross moments (identity, all zero) gives the plain encoding.
 ///
 /// Blocks whose importances are all zero keep their source. Rows are independent: the result does
-/// not depend on the number of threads. Memory: about 24 n bytes per row for 64 rows a thread.
+/// not depend on the number of threads. Memory: about 2 KiB * n per thread (64 rows at a time).
 /// Throws Error(interrupted) if cancelled, Error(bad_file) as encode().
 FeedbackResult feedback(const Encoder& encoder, ggml_type type, const float* source, int64_t n_rows,
                         const FeedbackFactors& factors, const float* importance, float* adjusted,

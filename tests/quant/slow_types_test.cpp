@@ -1,5 +1,6 @@
 // What types_test, codec_test and feedback_test check, for the types whose tables take seconds to
 // build.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "feedback_data.h"
