@@ -38,7 +38,7 @@ public:
     FullMoments(const std::vector<engine::WeightInfo>& weights, std::function<bool(int)> is_leader)
         : weights_(weights), is_leader_(std::move(is_leader)) {}
 
-    void take(int, const float*, int64_t, int64_t, int, int) override {}
+    void take(int, int64_t, const float*, int64_t, int64_t, int, int) override {}
     void take_full(int index, const float* h, int64_t n_columns, int ith, int nth) override {
         Sums& sums = sums_[static_cast<size_t>(index)];
         const int64_t n = sums.n * sums.n;
