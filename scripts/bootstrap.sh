@@ -82,16 +82,16 @@ install_system_packages() {
             have python3 || missing+=(python3)
         fi
         mapfile -t -O "${#missing[@]}" missing < <(apt_missing libcli11-dev nlohmann-json3-dev libfmt-dev \
-            libspdlog-dev libtomlplusplus-dev libgtest-dev libbenchmark-dev libssl-dev)
+            libspdlog-dev libtomlplusplus-dev libgtest-dev libbenchmark-dev libssl-dev libeigen3-dev)
         [ "${#missing[@]}" = 0 ] || apt_install "${missing[@]}"
     else
         local tool
         for tool in cmake ninja g++ git; do have "$tool" || missing+=("$tool"); done
         if [ "${#missing[@]}" != 0 ]; then
             die "not found: ${missing[*]}. This is no Debian-like system; please install
-    Fedora:  dnf install cmake ninja-build gcc-c++ git cli11-devel json-devel fmt-devel spdlog-devel tomlplusplus-devel gtest-devel google-benchmark-devel openssl-devel pkgconf
-    Arch:    pacman -S cmake ninja gcc git cli11 nlohmann-json fmt spdlog tomlplusplus gtest benchmark openssl pkgconf
-    macOS:   brew install cmake ninja git cli11 nlohmann-json fmt spdlog tomlplusplus googletest google-benchmark openssl pkg-config"
+    Fedora:  dnf install cmake ninja-build gcc-c++ git cli11-devel json-devel fmt-devel spdlog-devel tomlplusplus-devel gtest-devel google-benchmark-devel openssl-devel eigen3-devel pkgconf
+    Arch:    pacman -S cmake ninja gcc git cli11 nlohmann-json fmt spdlog tomlplusplus gtest benchmark openssl eigen pkgconf
+    macOS:   brew install cmake ninja git cli11 nlohmann-json fmt spdlog tomlplusplus googletest google-benchmark openssl eigen pkg-config"
         fi
     fi
     local version

@@ -102,6 +102,7 @@ std::vector<char> find_needs_gradient(const graph::Graph& graph,
 }  // namespace
 
 struct Executor::Impl {
+    using AfterSegment = Executor::AfterSegment;
     graph::Graph graph;
     ExecutorOptions options;
     device::Backend backend;
@@ -128,11 +129,13 @@ struct Executor::Impl {
           constants(graph),
           shared{graph, backend, constants, weight_index, needs_gradient} {
         index_weights();
+        shared.moment_leader.assign(weights.size(), -1);
         plan = plan_segments(graph, options.memory_bytes, options.gradients ? 2 : 1);
         for (const Segment& segment : plan.body) {
             ProgramOptions program;
             program.backward = options.gradients;
             program.moments = options.moments;
+            program.full_moments = options.full_moments;
             program.exact_gelu = options.exact_gelu;
             program.stored_types = options.stored_types;
             body.push_back(std::make_unique<Program>(shared, segment, program));
@@ -319,24 +322,34 @@ struct Executor::Impl {
         shared.gradient_sink = nullptr;
     }
 
+    void run_segment(size_t s, Batches batches, WeightSource& source, Borders& borders,
+                     const Cancellation* cancellation) {
+        activate_body(s, source);
+        for (int b = 0; b < static_cast<int>(batches.size()); ++b) {
+            if (cancellation != nullptr) cancellation->check();
+            run_forward(*body[s], b, batches[static_cast<size_t>(b)], borders);
+            save_outputs(*body[s], b, borders);
+        }
+    }
+
     void forward(Batches batches, WeightSource& source, MomentSink* moments,
+                 const AfterSegment* after_segment,
                  const std::function<void(int, std::span<const float>)>& on_hidden,
                  const Cancellation* cancellation) {
-        const int n_batches = static_cast<int>(batches.size());
         Borders borders(batches.size());
-        shared.moment_sink = moments;
         for (size_t s = 0; s < body.size(); ++s) {
-            activate_body(s, source);
-            for (int b = 0; b < n_batches; ++b) {
-                if (cancellation != nullptr) cancellation->check();
-                run_forward(*body[s], b, batches[static_cast<size_t>(b)], borders);
-                save_outputs(*body[s], b, borders);
-            }
+            shared.moment_sink = moments;
+            if (moments != nullptr) moments->begin_segment(body[s]->weight_indices());
+            run_segment(s, batches, source, borders, cancellation);
+            shared.moment_sink = nullptr;
+            if (after_segment != nullptr && (*after_segment)(body[s]->weight_indices()))
+                run_segment(s, batches, source, borders, cancellation);
             border_bytes = std::max(border_bytes, borders.size_bytes());
             borders.keep_only(inputs_after(s));
         }
-        shared.moment_sink = nullptr;
-        for (int b = 0; b < n_batches; ++b) on_hidden(b, borders.value(b, plan.hidden));
+        if (!on_hidden) return;
+        for (int b = 0; b < static_cast<int>(batches.size()); ++b)
+            on_hidden(b, borders.value(b, plan.hidden));
     }
 
     std::vector<ValueId> inputs_after(size_t s) const {
@@ -395,7 +408,17 @@ ExecutorMemory Executor::memory() const {
 void Executor::forward(Batches batches, WeightSource& weights, MomentSink* moments,
                        const std::function<void(int, std::span<const float>)>& on_hidden,
                        const Cancellation* cancellation) {
-    impl_->forward(batches, weights, moments, on_hidden, cancellation);
+    impl_->forward(batches, weights, moments, nullptr, on_hidden, cancellation);
+}
+
+void Executor::forward_by_segment(Batches batches, WeightSource& weights, MomentSink& moments,
+                                  const AfterSegment& after_segment,
+                                  const Cancellation* cancellation) {
+    impl_->forward(batches, weights, &moments, &after_segment, nullptr, cancellation);
+}
+
+int Executor::moment_leader(int index) const {
+    return impl_->shared.moment_leader[static_cast<size_t>(index)];
 }
 
 void Executor::logits(int n_batches, WeightSource& weights,

@@ -21,6 +21,7 @@ struct ExecutorOptions {
     int64_t logits_slice = 256;  ///< tokens whose logits exist at once
     bool gradients = true;       ///< build the backward pass
     bool moments = false;        ///< call a MomentSink in forward()
+    bool full_moments = false;   ///< MomentSink::take_full instead of take; needs moments
     bool exact_gelu = false;     ///< forward only, for checks (graph/instantiate.h)
     bool stored_types =
         false;  ///< forward only: weights enter the program in their stored type (replay checks)
@@ -63,6 +64,17 @@ public:
     void forward(Batches batches, WeightSource& weights, MomentSink* moments,
                  const std::function<void(int, std::span<const float>)>& on_hidden,
                  const Cancellation* cancellation = nullptr);
+
+    /// Forward, one body segment after the other over all batches. After each, `after_segment` gets
+    /// the indices of its weights; where it returns true (it has changed the source's weights) the
+    /// segment runs again with the new ones, without moments, before the next begins.
+    using AfterSegment = std::function<bool(const std::vector<int>& weights)>;
+    void forward_by_segment(Batches batches, WeightSource& weights, MomentSink& moments,
+                            const AfterSegment& after_segment,
+                            const Cancellation* cancellation = nullptr);
+    /// The weight for which the full second moments of this weight's input are given; -1 if its
+    /// input is not seen (it is only looked up, or used in the tail).
+    int moment_leader(int index) const;
 
     /// Hidden states -> logits through the tail, in slices: loss.add(batch, ...) without gradient.
     /// hidden(batch) gives [n_tokens][n_hidden].

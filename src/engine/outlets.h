@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "graph/graph.h"
 
@@ -52,10 +53,18 @@ public:
 class MomentSink {
 public:
     virtual ~MomentSink() = default;
+    /// Before a segment with these weights runs, from the thread that runs it: the place to
+    /// allocate.
+    virtual void begin_segment(const std::vector<int>& /*weights*/) {}
     /// x: n_columns vectors of length ne0 of weight `index`, `stride` floats apart. Thread ith of
     /// nth. Must not throw.
     virtual void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
                       int nth) = 0;
+    /// With ExecutorOptions::full_moments instead of take(): h[i][j] = sum over n_columns vectors
+    /// of x_i x_j, ne0 x ne0. Weights with the same input share it: it is given once, for the first
+    /// of them (Executor::moment_leader).
+    virtual void take_full(int /*index*/, const float* /*h*/, int64_t /*n_columns*/, int /*ith*/,
+                           int /*nth*/) {}
 };
 
 /// Turns logits into a loss and its gradient, slice by slice.

@@ -111,14 +111,44 @@ void Program::build_moments() {
                                         ggml_nrows(x),
                                         static_cast<int64_t>(x->nb[1] / sizeof(float)), ith, nth);
     };
+    std::map<const ggml_tensor*, int> leaders;  // by input
     for (ggml_tensor* node : std::vector(instance_.nodes)) {
         if (node->op != GGML_OP_MUL_MAT) continue;
         const Weight* weight = find_weight(node->src[0]);
         if (weight == nullptr) continue;
         ggml_tensor* x = node->src[1];
+        if (options_.full_moments) {
+            const int leader = leaders.emplace(x, weight->index).first->second;
+            shared_.moment_leader[static_cast<size_t>(weight->index)] = leader;
+            if (leader == weight->index) add_full_moments(x, leader);
+            continue;
+        }
         if (!ggml_is_contiguous(x)) x = ggml_cont(context_, x);
         forward_roots_.push_back(sink_node(x, take, weight->index));
     }
+}
+
+void Program::add_full_moments(ggml_tensor* x, int weight) {
+    const auto take = [](ggml_tensor* node, int ith, int nth, void* data) {
+        const auto* call = static_cast<const Call*>(data);
+        if (call->shared->moment_sink == nullptr) return;
+        const ggml_tensor* h = node->src[0];
+        call->shared->moment_sink->take_full(call->weight, static_cast<const float*>(h->data),
+                                             h->src[0]->ne[0], ith, nth);
+    };
+    // [T][n] -> [n][T], so that both operands of the product have T as their rows' length.
+    const int64_t n = x->ne[0];
+    if (!ggml_is_contiguous(x)) x = ggml_cont(context_, x);
+    ggml_tensor* columns = ggml_reshape_2d(context_, x, n, ggml_nelements(x) / n);
+    columns = ggml_cont(context_, ggml_transpose(context_, columns));
+    ggml_tensor* h = ggml_mul_mat(context_, columns, columns);
+    forward_roots_.push_back(sink_node(h, take, weight));
+}
+
+std::vector<int> Program::weight_indices() const {
+    std::vector<int> indices;
+    for (const Weight& weight : weights_) indices.push_back(weight.index);
+    return indices;
 }
 
 Program::Weight* Program::find_weight(const ggml_tensor* rows) {

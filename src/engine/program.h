@@ -51,11 +51,13 @@ struct ProgramShared {
     const std::vector<char>& needs_gradient;
     GradientSink* gradient_sink = nullptr;  ///< set for the time of a step
     MomentSink* moment_sink = nullptr;      ///< set for the time of a forward
+    std::vector<int> moment_leader{};       ///< by weight, filled in by programs with full moments
 };
 
 struct ProgramOptions {
     bool backward = false;
     bool moments = false;
+    bool full_moments = false;
     bool exact_gelu = false;
     bool stored_types = false;
     /// Gradients of weights are added up in memory of the program instead of going to the sink.
@@ -71,6 +73,7 @@ public:
     Program& operator=(const Program&) = delete;
 
     const Segment& segment() const { return segment_; }
+    std::vector<int> weight_indices() const;
     /// Bytes of F32 weights, transposes and accumulated gradients.
     size_t weight_bytes() const { return weight_bytes_; }
 
@@ -112,6 +115,7 @@ private:
 
     void build_forward();
     void build_moments();
+    void add_full_moments(ggml_tensor* x, int weight);
     void build_backward();
     void add_gradient_nodes(const autodiff::BackwardResult& result);
     void build_graphs();

@@ -140,7 +140,11 @@ Candidates::Candidates(Workbench& bench, const Calibration& calibration,
 quant::CandidateKey Candidates::key(size_t tensor, ggml_type type) {
     std::string& hash = source_hash_[tensor];
     if (hash.empty()) hash = quant::source_hash(source_of(bench_, bench_.tensors()[tensor]));
-    return {hash, importance_hash_[tensor], type, bench_.tensors()[tensor].shape,
+    return key(tensor, type, hash);
+}
+
+quant::CandidateKey Candidates::key(size_t tensor, ggml_type type, std::string source_hash) const {
+    return {std::move(source_hash), importance_hash_[tensor], type, bench_.tensors()[tensor].shape,
             bench_.encoder().identity()};
 }
 
@@ -153,6 +157,36 @@ quant::StoredCandidate Candidates::encoded(size_t tensor, ggml_type type) {
 
 bool Candidates::usable(size_t tensor, ggml_type type) {
     return encoded(tensor, type).usable();
+}
+
+FinalWeights Candidates::plain(const std::vector<ggml_type>& types) {
+    FinalWeights weights;
+    for (size_t t = 0; t < types.size(); ++t) {
+        weights.tensors.push_back(encoded(t, types[t]));
+        if (weights.tensors.back().usable()) continue;
+        throw Error(ErrorKind::usage,
+                    fmt::format("{} can't be {}: {}", bench_.tensors()[t].name,
+                                ggml_type_name(types[t]), weights.tensors.back().reason()));
+    }
+    weights.adjusted_hash.resize(types.size());
+    return weights;
+}
+
+std::pair<quant::StoredCandidate, std::string> Candidates::encode_adjusted(
+    size_t tensor, ggml_type type, std::span<const float> rows) {
+    const quant::SourceTensor source{GGML_TYPE_F32, reinterpret_cast<const std::byte*>(rows.data()),
+                                     bench_.tensors()[tensor].shape};
+    const std::vector<float>& importance = importance_[tensor];
+    const std::string hash = quant::source_hash(source);
+    return {store_.find_or_put(key(tensor, type, hash), source,
+                               importance.empty() ? nullptr : importance.data(), bench_.encoder(),
+                               bench_.pool(), &cancellation_, observer_),
+            hash};
+}
+
+std::optional<quant::StoredCandidate> Candidates::find_adjusted(size_t tensor, ggml_type type,
+                                                                const std::string& hash) {
+    return store_.find(key(tensor, type, hash), observer_);
 }
 
 const EncodedSample& Candidates::sample(size_t index, const std::vector<ggml_type>& types) {

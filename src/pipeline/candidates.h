@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pipeline/calibration.h"
+#include "pipeline/final_weights.h"
 #include "pipeline/row_sample.h"
 #include "pipeline/workbench.h"
 #include "quant/store.h"
@@ -43,6 +44,15 @@ public:
     /// usable()).
     quant::StoredCandidate encoded(size_t tensor, ggml_type type);
     bool usable(size_t tensor, ggml_type type);
+    /// The plain encoding of every tensor. Throws Error(usage) naming a tensor that ggml can't
+    /// represent in its type.
+    FinalWeights plain(const std::vector<ggml_type>& types);
+    /// Encodes other rows than the source's, F32, and returns their hash too.
+    std::pair<quant::StoredCandidate, std::string> encode_adjusted(size_t tensor, ggml_type type,
+                                                                   std::span<const float> rows);
+    /// What encode_adjusted has stored, if it is still there.
+    std::optional<quant::StoredCandidate> find_adjusted(size_t tensor, ggml_type type,
+                                                        const std::string& hash);
     /// Importances of a tensor, empty if it has none.
     const std::vector<float>& importance(size_t tensor) const { return importance_[tensor]; }
 
@@ -66,6 +76,7 @@ public:
 
 private:
     quant::CandidateKey key(size_t tensor, ggml_type type);
+    quant::CandidateKey key(size_t tensor, ggml_type type, std::string source_hash) const;
     struct Window {
         double min_bits = 0;
         double max_bits = 0;

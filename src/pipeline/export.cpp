@@ -76,7 +76,7 @@ std::vector<ggml_type> plan_types(const Workbench& bench, const search::Plan& pl
     return types;
 }
 
-std::vector<std::filesystem::path> write_model(Workbench& bench, Candidates& candidates,
+std::vector<std::filesystem::path> write_model(Workbench& bench, const FinalWeights& weights,
                                                const search::Plan& plan, Observer& observer,
                                                const Cancellation& cancellation,
                                                std::vector<StageResult>& results) {
@@ -100,16 +100,12 @@ std::vector<std::filesystem::path> write_model(Workbench& bench, Candidates& can
         cancellation.check();
         const gguf::TensorInfo& source = *bench.file().find_tensor(planned.name);
         const int index = bench.find_tensor(planned.name);
-        if (index < 0 || planned.type == source.type) {
+        if (const auto tuned = weights.tuned.find(planned.name); tuned != weights.tuned.end()) {
+            writer.write_tensor(planned.name, std::as_bytes(std::span(tuned->second)));
+        } else if (index < 0) {
             writer.write_tensor(planned.name, bench.file().data(source));
         } else {
-            const quant::StoredCandidate stored =
-                candidates.encoded(static_cast<size_t>(index), planned.type);
-            if (!stored.usable()) {
-                throw Error(ErrorKind::usage,
-                            fmt::format("{} can't be {}: {}", planned.name,
-                                        ggml_type_name(planned.type), stored.reason()));
-            }
+            const quant::StoredCandidate& stored = weights.tensors[static_cast<size_t>(index)];
             writer.write_tensor(planned.name, stored.bytes());
             stored.drop();
         }

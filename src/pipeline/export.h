@@ -17,9 +17,9 @@ void check_output_path(const Workbench& bench);
 /// Types by tensor index from a plan that has been checked against the model. Throws Error(usage).
 std::vector<ggml_type> plan_types(const Workbench& bench, const search::Plan& plan);
 
-/// Writes settings.output (or its shards), reads it back through the validating reader, and returns
-/// the files.
-std::vector<std::filesystem::path> write_model(Workbench& bench, Candidates& candidates,
+/// Writes the weights as settings.output (or its shards), reads it back through the validating
+/// reader, and returns the files.
+std::vector<std::filesystem::path> write_model(Workbench& bench, const FinalWeights& weights,
                                                const search::Plan& plan, Observer& observer,
                                                const Cancellation& cancellation,
                                                std::vector<StageResult>& results);

@@ -8,10 +8,11 @@
 #include "base/units.h"
 #include "device/memory.h"
 #include "pipeline/export.h"
+#include "pipeline/finish.h"
 #include "pipeline/score.h"
-#include "pipeline/select.h"
 #include "pipeline/settings_toml.h"
 #include "pipeline/stages.h"
+#include "search/hull.h"
 
 namespace voodoo::pipeline {
 namespace {
@@ -65,6 +66,7 @@ struct Session {
 struct Trained {
     search::Plan plan;
     Selection selection;
+    Finished finished;
 };
 
 /// The plan for llama-quantize. Kept tensors are not in the plan, but llama-quantize would give
@@ -97,23 +99,60 @@ std::vector<SearchValues> plain_gates(Session& session, const Calibration& calib
                                       Teacher& teacher) {
     candidates.encode_all(types, session.results);
     const search::Gates gates =
-        train_gates(session.bench, calibration, candidates, types, teacher, session.run,
+        train_gates(session.bench, calibration, candidates, types, {}, teacher, session.run,
                     session.results, session.observer, session.cancellation);
     const auto errors = sample_errors(types);
     return {{"gates", gates.scores(search::GateScore::gates), errors},
             {"gates (first order)", gates.scores(search::GateScore::first_order), errors}};
 }
 
+/// Keeps the types of each tensor that are best at some price per byte: on the lower convex hull
+/// of (bytes, cost).
+void keep_hull(CandidateTypes& types, Scores& scores) {
+    for (size_t t = 0; t < types.size(); ++t) {
+        std::vector<double> bytes;
+        for (const Candidate& c : types[t]) bytes.push_back(static_cast<double>(c.bytes));
+        const std::vector<size_t> hull = search::lower_hull(bytes, scores.cost[t]);
+        std::vector<Candidate> kept;
+        std::vector<double> cost, error;
+        for (const size_t k : hull) {
+            kept.push_back(types[t][k]);
+            cost.push_back(scores.cost[t][k]);
+            error.push_back(scores.error[t][k]);
+        }
+        types[t] = std::move(kept);
+        scores.cost[t] = std::move(cost);
+        scores.error[t] = std::move(error);
+    }
+}
+
+/// The gates again, started from second-order costs and with the rounding to one type in their
+/// loss. Where they don't beat the costs' own plan, that is taken.
+std::vector<SearchValues> started_gates(Session& session, const Calibration& calibration,
+                                        Candidates& candidates, CandidateTypes& types,
+                                        Scores scores, Teacher& teacher) {
+    keep_hull(types, scores);
+    candidates.encode_all(types, session.results);
+    const search::Gates gates =
+        train_gates(session.bench, calibration, candidates, types, scores.cost, teacher,
+                    session.run, session.results, session.observer, session.cancellation);
+    return {{"gates", gates.scores(search::GateScore::gates), scores.cost},
+            {"second order", scores.cost, scores.cost, true}};
+}
+
 std::vector<SearchValues> run_search(Session& session, const Calibration& calibration,
                                      Candidates& candidates, CandidateTypes& types,
                                      Teacher& teacher) {
-    if (session.bench.settings().layout == LayoutMethod::gates_plain)
+    const LayoutMethod method = session.bench.settings().layout;
+    if (method == LayoutMethod::gates_plain)
         return plain_gates(session, calibration, candidates, types, teacher);
     candidates.drop_samples(types);
     const Scores scores = measure_scores(session.bench, calibration, candidates, types, session.run,
                                          session.results, session.observer, session.cancellation);
     candidates.drop_samples(CandidateTypes(types.size()));
-    return {{"second order", scores.cost, scores.cost}};
+    if (method == LayoutMethod::gates)
+        return started_gates(session, calibration, candidates, types, scores, teacher);
+    return {{"second order", scores.cost, scores.cost, true}};
 }
 
 Trained train(Session& session, const Calibration& calibration, Candidates& candidates) {
@@ -127,17 +166,21 @@ Trained train(Session& session, const Calibration& calibration, Candidates& cand
     trained.selection =
         select_layout(session.bench, calibration, candidates, types, all, searches, teacher,
                       session.results, session.observer, session.cancellation);
-    trained.plan =
-        make_plan(session.bench, calibration, trained.selection.layouts[trained.selection.best]);
+    const Layout& layout = trained.selection.layouts[trained.selection.best];
+    trained.plan = make_plan(session.bench, calibration, layout);
+    trained.finished = finish_layout(session.bench, calibration, candidates, layout,
+                                     trained.plan.plan_hash(), teacher, session.run,
+                                     session.results, session.observer, session.cancellation);
     search::write_plan(session.run.file("plan.json").string(), trained.plan);
     write_file_atomic(session.run.file("recipe.txt"), recipe(session.bench, trained.plan));
     return trained;
 }
 
-QuantizeResult export_result(Session& session, Candidates& candidates, const search::Plan& plan) {
+QuantizeResult export_result(Session& session, const FinalWeights& weights,
+                             const search::Plan& plan) {
     QuantizeResult result;
-    result.files = write_model(session.bench, candidates, plan, session.observer,
-                               session.cancellation, session.results);
+    result.files = write_model(session.bench, weights, plan, session.observer, session.cancellation,
+                               session.results);
     for (const auto& path : result.files) result.file_bytes += std::filesystem::file_size(path);
     result.target_bytes = plan.target_bytes;
     result.bits_per_weight = 8.0 * static_cast<double>(result.file_bytes) /
@@ -161,11 +204,15 @@ QuantizeResult run_quantize(const Settings& settings, Observer& observer,
         prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
     Candidates candidates = session.candidates(calibration);
     const Trained trained = train(session, calibration, candidates);
-    QuantizeResult result = export_result(session, candidates, trained.plan);
+    QuantizeResult result = export_result(session, trained.finished.weights, trained.plan);
     for (const Layout& layout : trained.selection.layouts) {
         if (layout.token_kl.empty()) continue;
         const MeanKl kl = mean_kl(layout.token_kl, calibration.chunk_len);
         result.measured.push_back({layout.name, layout.file_bytes, kl.mean, kl.error});
+    }
+    for (const StepGain& gain : trained.finished.gains) {
+        result.steps.push_back({gain.step, gain.mean_kl, gain.standard_error, gain.difference,
+                                gain.difference_error, gain.kept});
     }
     write_file_atomic(session.run.file("run.json"), to_json(result).dump(1) + "\n");
     return result;
@@ -203,7 +250,10 @@ QuantizeResult run_export(const Settings& settings, const std::filesystem::path&
     const Calibration calibration =
         prepare_calibration(session.bench, session.run, session.results, observer, cancellation);
     Candidates candidates = session.candidates(calibration);
-    return export_result(session, candidates, chosen);
+    const FinalWeights weights =
+        restore_final(session.bench, candidates, plan_types(session.bench, chosen),
+                      chosen.plan_hash(), session.run);
+    return export_result(session, weights, chosen);
 }
 
 nlohmann::json to_json(const QuantizeResult& result) {
@@ -223,6 +273,15 @@ nlohmann::json to_json(const QuantizeResult& result) {
                                     {"file_bytes", m.file_bytes},
                                     {"mean_kl_nats", m.mean_kl},
                                     {"standard_error", m.standard_error}});
+    }
+    json["steps"] = nlohmann::json::array();
+    for (const auto& s : result.steps) {
+        json["steps"].push_back({{"step", s.step},
+                                 {"mean_kl_nats", s.mean_kl},
+                                 {"standard_error", s.standard_error},
+                                 {"difference", s.difference},
+                                 {"difference_error", s.difference_error},
+                                 {"kept", s.kept}});
     }
     for (const auto& file : result.files) json["files"].push_back(file.string());
     return json;

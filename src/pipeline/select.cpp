@@ -37,9 +37,9 @@ public:
         }
         add_preset(selection.layouts);
         add_mixes(selection.layouts);
-        Validator validator(bench_, calibration_, candidates_, teacher);
+        Validator validator(bench_, calibration_, teacher);
         for (Layout& layout : selection.layouts) {
-            layout.token_kl = validator.token_kl(layout.types, cancellation_);
+            layout.token_kl = validator.token_kl(candidates_.plain(layout.types), cancellation_);
             const MeanKl kl = mean_kl(layout.token_kl, calibration_.chunk_len);
             observer_.log(LogLevel::info,
                           fmt::format("{}: {} bytes, validation KL {:.5f} +- {:.5f}", layout.name,
@@ -73,7 +73,10 @@ private:
         std::vector<ggml_type> types;
         for (size_t t = 0; t < types_.size(); ++t)
             types.push_back(types_[t][solution.choice[t]].type);
-        return layout_of(search.name, std::move(types));
+        Layout layout = layout_of(search.name, std::move(types));
+        for (size_t t = 0; search.are_costs && t < types_.size(); ++t)
+            layout.predicted_kl += search.values[t][solution.choice[t]];
+        return layout;
     }
 
     /// One layout per search; equal ones once.
@@ -258,6 +261,7 @@ search::Plan make_plan(const Workbench& bench, const Calibration& calibration,
     plan.encoder = bench.encoder().description();
     plan.seed = bench.settings().seed;
     plan.method = layout.name;
+    if (layout.predicted_kl > 0.0) plan.scores["predicted_kl"] = layout.predicted_kl;
     if (!layout.token_kl.empty())
         plan.scores["validation_kl"] = mean_kl(layout.token_kl, calibration.chunk_len).mean;
     return plan;

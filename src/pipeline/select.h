@@ -18,6 +18,7 @@ struct Layout {
     std::string name;              ///< "gates", "preset Q3_K_M", ...
     std::vector<ggml_type> types;  ///< by tensor
     uint64_t file_bytes = 0;
+    double predicted_kl = 0;      ///< nats per token, by second-order costs; 0 if not predicted
     std::vector<float> token_kl;  ///< on the validation tokens; empty if not measured
 };
 
@@ -33,6 +34,7 @@ struct SearchValues {
     std::vector<std::vector<double>> values;  ///< by tensor and type; lower is better
     /// What the bytes that are left over are spent by.
     std::vector<std::vector<double>> fill;
+    bool are_costs = false;  ///< values are nats per token, so that their sum predicts the KL
 };
 
 /// Projects each of the searches' scores to the budget and, with settings.compare, measures the

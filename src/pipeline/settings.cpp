@@ -25,6 +25,7 @@ void validate(const Settings& settings) {
     demand(settings.n_threads >= 0 && settings.n_threads <= 1024, "threads must lie in [0, 1024]");
     demand(settings.score_chunks >= 1 && settings.score_chunks <= 1'000'000,
            "the number of chunks for the scores must lie in [1, 1000000]");
+    demand(settings.feedback_tokens >= settings.chunk_len, "fewer feedback tokens than one chunk");
     demand(settings.score_tolerance >= 0 && settings.score_tolerance < 1,
            "the tolerance of the scores must lie in [0, 1)");
     demand(settings.tune_tokens_per_step >= 1, "the tuning has steps of no tokens");

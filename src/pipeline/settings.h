@@ -60,6 +60,13 @@ struct Settings {
     double score_tolerance = 0.01;  ///< fewer, once the plans of two halves of them differ by less
                                     ///< than this share of the predicted loss
 
+    // Encoding.
+    bool feedback = true;             ///< error feedback between blocks (quant/feedback.h)
+    int64_t feedback_tokens = 16384;  ///< calibration tokens whose activations it is fitted to
+    /// GGUF to write the adjusted source to: F32 where feedback changed a tensor. llama-quantize
+    /// makes the output's bytes of it.
+    std::filesystem::path write_adjusted;
+
     // Gates.
     search::GateOptions gates;       ///< n_steps is derived from n_tokens and tokens_per_step
     int64_t tokens_per_step = 2048;  ///< tokens of one optimizer step

@@ -233,6 +233,38 @@ void add_layout(Table& t) {
         [](auto& s) -> auto& { return s.score_tolerance; });
 }
 
+void add_encoding(Table& t) {
+    add(
+        t,
+        {.name = "feedback",
+         .key = "encoding.feedback",
+         .commands = kLearn,
+         .kind = ValueKind::on_off,
+         .help = "let each block of columns correct the errors of the others; off: the bytes are "
+                 "those of llama-quantize on the source"},
+        [](auto& s) -> auto& { return s.feedback; });
+    add(
+        t,
+        {.name = "feedback-tokens",
+         .key = "encoding.feedback_tokens",
+         .commands = kLearn,
+         .kind = ValueKind::integer,
+         .unit = "tokens",
+         .help = "calibration tokens whose activations the error feedback is fitted to"},
+        [](auto& s) -> auto& { return s.feedback_tokens; });
+    add(
+        t,
+        {.name = "write-adjusted",
+         .key = "encoding.write_adjusted",
+         .commands = kLearn,
+         .kind = ValueKind::path,
+         .help = "also write the source as error feedback has adjusted it (F32, large): "
+                 "llama-quantize with the run's recipe makes the same bytes of it",
+         .example = "\"adjusted.gguf\"",
+         .default_note = "not written"},
+        [](auto& s) -> auto& { return s.write_adjusted; });
+}
+
 void add_gates(Table& t) {
     add_gate_number(
         t, "lambda", "gates.lambda", "", "weight of KL(teacher || student) in the loss",
@@ -402,18 +434,20 @@ Table make_table() {
     add_data(table);
     add_candidates(table);
     add_layout(table);
+    add_encoding(table);
     add_gates(table);
     add_tuning(table);
     add_outcome_and_machine(table);
     return table;
 }
 
-constexpr std::array<SettingsSection, 9> kSections = {{
+constexpr std::array<SettingsSection, 10> kSections = {{
     {"files", "Files"},
     {"target", "Target: one of the two"},
     {"data", "Calibration data"},
     {"candidates", "Candidates"},
     {"layout", "Layout"},
+    {"encoding", "Encoding"},
     {"gates", "Gates"},
     {"tuning", "Tuning"},
     {"outcome", "Outcome"},

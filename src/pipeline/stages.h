@@ -35,6 +35,16 @@ struct QuantizeResult {
         double standard_error = 0;
     };
     std::vector<Measured> measured;  ///< empty with compare = false
+    /// What each step after the choice of types changed, on the validation chunks.
+    struct Step {
+        std::string step;  ///< "error feedback"
+        double mean_kl = 0;
+        double standard_error = 0;
+        double difference = 0;  ///< after - before, paired over chunks
+        double difference_error = 0;
+        bool kept = true;
+    };
+    std::vector<Step> steps;         ///< empty with compare = false
     uint64_t peak_memory_bytes = 0;  ///< peak anonymous memory of the process
     std::vector<std::filesystem::path> files;
 };

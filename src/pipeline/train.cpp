@@ -13,6 +13,8 @@ namespace voodoo::pipeline {
 namespace {
 
 constexpr const char* kGatesFile = "gates.json";
+/// How undecided gates are that start from costs: mean entropy over tensors, nats.
+constexpr double kStartEntropy = 0.5;
 
 engine::ExecutorOptions tail_options(const Workbench& bench) {
     engine::ExecutorOptions options;
@@ -125,18 +127,26 @@ private:
 };
 
 search::Gates make_gates(const Workbench& bench, const Calibration& calibration,
-                         const CandidateTypes& types) {
+                         const CandidateTypes& types,
+                         const std::vector<std::vector<double>>& costs) {
     std::vector<search::GateTensor> tensors;
     for (size_t t = 0; t < types.size(); ++t) {
         search::GateTensor tensor{bench.tensors()[t].name, type_names(types[t]), {}};
         for (const Candidate& c : types[t]) tensor.bytes.push_back(static_cast<double>(c.bytes));
+        if (!costs.empty()) tensor.cost = costs[t];
         tensors.push_back(std::move(tensor));
     }
     search::GateOptions options = bench.settings().gates;
     options.n_steps = calibration.n_train;
+    // The costs are of KL alone.
+    if (!costs.empty()) options.ce_weight = 0.0;
     search::Gates gates(std::move(tensors), static_cast<double>(bench.fixed_bytes()),
                         static_cast<double>(bench.target_bytes()), options);
-    gates.init_at_target();
+    if (costs.empty()) {
+        gates.init_at_target();
+    } else {
+        gates.init_at_costs(kStartEntropy);
+    }
     return gates;
 }
 
@@ -202,10 +212,11 @@ std::span<const float> Teacher::logits_of(std::span<const float> states) {
 }
 
 search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates,
-                          const CandidateTypes& types, Teacher& teacher, RunDir& run,
-                          std::vector<StageResult>& results, Observer& observer,
+                          const CandidateTypes& types,
+                          const std::vector<std::vector<double>>& costs, Teacher& teacher,
+                          RunDir& run, std::vector<StageResult>& results, Observer& observer,
                           const Cancellation& cancellation) {
-    search::Gates gates = make_gates(bench, calibration, types);
+    search::Gates gates = make_gates(bench, calibration, types, costs);
     // The untrained state says which tensors, types, sizes and options the gates have.
     const std::string fingerprint = sha256_hex(
         fmt::format("train {} {} {} {} {}", bench.fingerprint(), calibration.token_hash,
@@ -232,25 +243,15 @@ search::Gates train_gates(Workbench& bench, const Calibration& calibration, Cand
     return gates;
 }
 
-Validator::Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates,
-                     Teacher& teacher)
+Validator::Validator(Workbench& bench, const Calibration& calibration, Teacher& teacher)
     : bench_(bench),
       calibration_(calibration),
-      candidates_(candidates),
       teacher_(teacher),
       executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, false), [&] {
           engine::ExecutorOptions options = tail_options(bench);
           options.memory_bytes = bench.memory_bytes() / 2;
           return options;
       }()) {}
-
-std::vector<float> Validator::token_kl(const std::vector<ggml_type>& types,
-                                       const Cancellation& cancellation) {
-    FinalWeights final;
-    for (size_t t = 0; t < types.size(); ++t)
-        final.tensors.push_back(candidates_.encoded(t, types[t]));
-    return token_kl(final, cancellation);
-}
 
 std::vector<float> Validator::token_kl(const FinalWeights& final,
                                        const Cancellation& cancellation) {

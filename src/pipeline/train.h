@@ -32,28 +32,25 @@ private:
 };
 
 /// Trains the gates, saving them after every step so that a killed run goes on where it was.
-/// history and final state are also in <run>/gates.json.
+/// history and final state are also in <run>/gates.json. costs: second-order costs by tensor and
+/// type, from which the gates start and which price their rounding; empty: the plain method.
 search::Gates train_gates(Workbench& bench, const Calibration& calibration, Candidates& candidates,
-                          const CandidateTypes& types, Teacher& teacher, RunDir& run,
-                          std::vector<StageResult>& results, Observer& observer,
+                          const CandidateTypes& types,
+                          const std::vector<std::vector<double>>& costs, Teacher& teacher,
+                          RunDir& run, std::vector<StageResult>& results, Observer& observer,
                           const Cancellation& cancellation);
 
-/// Measures plans: KL(teacher || model with these types) of every validation token, weights
-/// decoded, activations exact.
+/// Measures what a file would hold: KL(teacher || model with these weights) of every validation
+/// token, weights decoded, activations exact.
 class Validator {
 public:
-    Validator(Workbench& bench, const Calibration& calibration, Candidates& candidates,
-              Teacher& teacher);
-    /// types: by tensor index. Nats, in token order.
-    std::vector<float> token_kl(const std::vector<ggml_type>& types,
-                                const Cancellation& cancellation);
-    /// The same for what a file would hold.
+    Validator(Workbench& bench, const Calibration& calibration, Teacher& teacher);
+    /// Nats, in token order.
     std::vector<float> token_kl(const FinalWeights& final, const Cancellation& cancellation);
 
 private:
     Workbench& bench_;
     const Calibration& calibration_;
-    Candidates& candidates_;
     Teacher& teacher_;
     engine::Executor executor_;
 };

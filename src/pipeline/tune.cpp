@@ -195,11 +195,10 @@ std::string fingerprint_of(const Workbench& bench, const Calibration& calibratio
                            const FinalWeights& weights, const search::Tuning& tuning) {
     const search::TuningOptions& o = tuning.options();
     Sha256 hash;
-    hash.update(fmt::format("tune {} {} {} {} {} {} {} {} {} {} {} {} {}", bench.fingerprint(),
-                            calibration.token_hash, bench.settings().seed,
-                            chunks_per_step(bench.settings()), o.n_steps, o.lr, o.lr_end_ratio,
-                            o.warmup_share, o.beta1, o.beta2, o.epsilon, o.n_checks,
-                            weights.tensors.size()));
+    hash.update(fmt::format(
+        "tune {} {} {} {} {} {} {} {} {} {} {} {} {}", bench.fingerprint(), calibration.token_hash,
+        bench.settings().seed, chunks_per_step(bench.settings()), o.n_steps, o.lr, o.lr_end_ratio,
+        o.warmup_share, o.beta1, o.beta2, o.epsilon, o.n_checks, weights.tensors.size()));
     for (const quant::StoredCandidate& tensor : weights.tensors) {
         hash.update(tensor.bytes().data(), tensor.bytes().size());
         tensor.drop();
@@ -218,9 +217,8 @@ void restore(search::Tuning& tuning, const RunDir& run, Observer& observer) {
         tuning.restore(read_file(run.file(kStateFile)));
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::bad_file) throw;
-        observer.log(LogLevel::warn,
-                     fmt::format("the run's tuning is damaged and begins again: {}",
-                                 error.message()));
+        observer.log(LogLevel::warn, fmt::format("the run's tuning is damaged and begins again: {}",
+                                                 error.message()));
     }
 }
 
@@ -242,10 +240,10 @@ void tune_all(Tuner& tuner, search::Tuning& tuning, RunDir& run, StageTimer& tim
         }
         if (tuning.step_index() % kStepsBetweenSaves == 0)
             write_file_atomic(run.file(kStateFile), tuning.serialize());
-        timer.progress(static_cast<double>(tuning.step_index()),
-                       fmt::format("KL {:.4f}, validation {:.4f} -> {:.4f}", kl,
-                                   tuning.checks().front().mean(),
-                                   tuning.checks()[tuning.best()].mean()));
+        timer.progress(
+            static_cast<double>(tuning.step_index()),
+            fmt::format("KL {:.4f}, validation {:.4f} -> {:.4f}", kl,
+                        tuning.checks().front().mean(), tuning.checks()[tuning.best()].mean()));
     }
 }
 
@@ -306,8 +304,8 @@ std::vector<search::TuningTensor> tunable_tensors(const Workbench& bench,
     std::erase_if(tensors, [&](const search::TuningTensor& tensor) {
         const auto missing = audit([&](const std::string& name) { return name == tensor.name; });
         if (missing.empty()) return false;
-        observer.log(LogLevel::debug, fmt::format("{} is not tuned: {}", tensor.name,
-                                                  engine::describe(missing)));
+        observer.log(LogLevel::debug,
+                     fmt::format("{} is not tuned: {}", tensor.name, engine::describe(missing)));
         return true;
     });
     return tensors;

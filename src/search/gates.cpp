@@ -27,6 +27,16 @@ void validate_tensors(const std::vector<GateTensor>& tensors) {
             usage(fmt::format("tensor {} has {} types and {} sizes", tensor.name,
                               tensor.types.size(), tensor.bytes.size()));
         }
+        if (!tensor.cost.empty() && tensor.cost.size() != tensor.types.size()) {
+            usage(fmt::format("tensor {} has {} types and {} costs", tensor.name,
+                              tensor.types.size(), tensor.cost.size()));
+        }
+        for (const double cost : tensor.cost) {
+            if (!std::isfinite(cost) || cost < 0.0) {
+                usage(fmt::format("tensor {} has a cost that is negative or not finite",
+                                  tensor.name));
+            }
+        }
         for (const double bytes : tensor.bytes) {
             if (!std::isfinite(bytes) || bytes < 0.0) {
                 usage(fmt::format("tensor {} has a size that is negative or not finite",
@@ -151,6 +161,47 @@ void Gates::init_at_target() {
     tilt(0.5 * (low + high));
 }
 
+void Gates::tilt(double scale, double price) {
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+        for (size_t k = 0; k < gates_[t].size(); ++k) {
+            gates_[t][k] = -scale * (tensors_[t].cost[k] + price * tensors_[t].bytes[k]);
+        }
+        clamp_gates(gates_[t]);
+    }
+}
+
+void Gates::init_at_costs(double entropy) {
+    double largest = 0.0;
+    for (const GateTensor& tensor : tensors_) {
+        if (tensor.cost.empty()) {
+            usage(fmt::format("tensor {} has no costs", tensor.name));
+        }
+        largest = std::max(largest, *std::max_element(tensor.cost.begin(), tensor.cost.end()));
+    }
+    init_uniform();
+    if (largest <= 0.0) {
+        return init_at_target();
+    }
+    // Both in logarithms: costs and bytes have very different units.
+    constexpr int kSteps = 60;
+    const auto at_scale = [&](double log_scale) {
+        double low = std::log(largest) - 60.0, high = std::log(largest);
+        for (int i = 0; i < kSteps; ++i) {
+            const double middle = 0.5 * (low + high);
+            tilt(std::exp(log_scale), std::exp(middle));
+            (expected_bytes() > target_bytes_ ? low : high) = middle;
+        }
+        tilt(std::exp(log_scale), std::exp(high));
+        return this->entropy();
+    };
+    double low = -std::log(largest) - 10.0, high = -std::log(largest) + 40.0;
+    for (int i = 0; i < kSteps; ++i) {
+        const double middle = 0.5 * (low + high);
+        (at_scale(middle) > entropy ? low : high) = middle;
+    }
+    at_scale(high);
+}
+
 void Gates::init_from_scores(std::span<const std::vector<double>> scores, double scale) {
     if (scores.size() != tensors_.size() || !std::isfinite(scale) || scale < 0.0) {
         usage(fmt::format("scores for {} tensors instead of {}, or a bad scale", scores.size(),
@@ -218,6 +269,17 @@ double Gates::expected_bytes() const {
     return expected;
 }
 
+double Gates::rounding() const {
+    double sum = 0.0;
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+        const std::vector<double> p = probabilities(t);
+        for (size_t k = 0; k < tensors_[t].cost.size(); ++k) {
+            sum += p[k] * (1.0 - p[k]) * tensors_[t].cost[k];
+        }
+    }
+    return sum;
+}
+
 double Gates::entropy() const {
     double sum = 0.0;
     for (size_t t = 0; t < tensors_.size(); ++t) {
@@ -246,13 +308,17 @@ std::vector<std::vector<double>> Gates::gradient(
                      tensors_[t].name, gates_[t].size());
         const std::vector<double> p = probabilities(t);
         const std::vector<double>& bytes = tensors_[t].bytes;
+        std::vector<double> rounding(p.size(), 0.0);
+        for (size_t k = 0; k < tensors_[t].cost.size(); ++k) {
+            rounding[k] = options_.lambda_kl * tensors_[t].cost[k] * (1.0 - 2.0 * p[k]);
+        }
         std::vector<double>& g = grad.emplace_back();
         for (size_t k = 0; k < p.size(); ++k) {
             // x_k - sum_j p_j x_j as a sum of differences: no cancellation where one type has won.
             double slope = 0.0;
             for (size_t j = 0; j < p.size(); ++j) {
-                slope += p[j] * (contractions[t][k] - contractions[t][j] +
-                                 penalty.grad_bytes * (bytes[k] - bytes[j]));
+                slope += p[j] * (contractions[t][k] - contractions[t][j] + rounding[k] -
+                                 rounding[j] + penalty.grad_bytes * (bytes[k] - bytes[j]));
             }
             g.push_back(p[k] * slope / tau());
         }
@@ -301,7 +367,9 @@ GateStepResult Gates::step(std::span<const std::vector<double>> contractions,
     record.penalty = size_penalty(record.expected_bytes, target_bytes_, options_.penalty_weight,
                                   options_.dead_zone)
                          .value;
-    record.total = options_.ce_weight * loss.ce + options_.lambda_kl * loss.kl + record.penalty;
+    record.rounding = rounding();
+    record.total = options_.ce_weight * loss.ce + options_.lambda_kl * (loss.kl + record.rounding) +
+                   record.penalty;
     record.entropy = entropy();
     record.tau = tau();
     record.lr = lr_at(step_);

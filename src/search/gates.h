@@ -48,6 +48,10 @@ struct GateTensor {
     std::string name;
     std::vector<std::string> types;
     std::vector<double> bytes;  ///< size of the tensor in the file under each type
+    /// Predicted loss of each type alone (second-order costs, nats per token), or empty. A mixture
+    /// looks better than its types, because independent errors average out; with costs the loss
+    /// counts the rounding to one type too:  lambda_kl * sum_k p_k (1 - p_k) cost_k.
+    std::vector<double> cost{};
 };
 
 /// The engine's loss of one step, nats per token.
@@ -61,7 +65,8 @@ struct GateRecord {
     int64_t step = 0;
     LossParts loss;
     double penalty = 0.0;         ///< nats
-    double total = 0.0;           ///< ce_weight * ce + lambda_kl * kl + penalty
+    double total = 0.0;           ///< ce_weight * ce + lambda_kl * (kl + rounding) + penalty
+    double rounding = 0.0;        ///< predicted loss of rounding to one type, nats; 0 without costs
     double expected_bytes = 0.0;  ///< whole file, before the update
     double entropy = 0.0;         ///< mean over tensors of H(p), nats
     double tau = 0.0;
@@ -102,6 +107,7 @@ enum class GateScore {
 /// Gates of a model with their optimizer state. Not thread-safe.
 ///
 /// Gradient: dL/dg_tj = p_tj (c_tj - sum_k p_tk c_tk) / tau
+///                    + lambda_kl p_tj (r_tj - sum_k p_tk r_tk) / tau, r_tk = cost_tk (1 - 2 p_tk),
 ///                    + dPenalty/dE p_tj (bytes_tj - sum_k p_tk bytes_tk) / tau,
 /// with E = fixed_bytes + sum_t sum_k p_tk bytes_tk.
 class Gates {
@@ -115,6 +121,10 @@ public:
     /// g_tk = -slope * bytes_tk / mean_k bytes_tk with the slope at which the expected size at
     /// tau_start is the target (clamped to what the gate range allows).
     void init_at_target();
+    /// g_tk = -scale (cost_tk + price bytes_tk): the price at which the expected size at tau_start
+    /// is the target, the scale at which the mean entropy there is `entropy` nats. Throws
+    /// Error(usage) without costs.
+    void init_at_costs(double entropy);
     /// g_tk = -scale * (score_tk - min_k score_tk), e.g. second-order scores; lower score = better.
     void init_from_scores(std::span<const std::vector<double>> scores, double scale);
 
@@ -135,6 +145,8 @@ public:
         return softmax(gates_[tensor], tau());
     }
     double expected_bytes() const;
+    /// sum over tensors of p (1 - p) cost, nats per token.
+    double rounding() const;
     /// Mean over tensors, nats.
     double entropy() const;
     /// Index of the largest gate (first of equals).
@@ -160,6 +172,7 @@ public:
     static Gates deserialize(std::string_view text);
 
 private:
+    void tilt(double scale, double price);
     void clamp_gates(std::vector<double>& gates) const;
     void reset_moments();
     void accumulate_scores(std::span<const std::vector<double>> contractions);

@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 using Rows = std::vector<std::vector<double>>;
 
 constexpr const char* kFormat = "voodoo.gates";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 [[noreturn]] void bad_file(const std::string& message) {
     throw Error(ErrorKind::bad_file, message, "gates state");
@@ -82,21 +82,21 @@ double number_or_nan(const Json& json) {
 
 Json record_to_json(const GateRecord& r) {
     return Json::array({r.step, r.loss.ce, r.loss.kl, r.penalty, r.total, r.expected_bytes,
-                        r.entropy, r.tau, r.lr, r.grad_norm, r.applied});
+                        r.entropy, r.tau, r.lr, r.grad_norm, r.rounding, r.applied});
 }
 
 GateRecord record_from_json(const Json& json) {
-    if (json.size() != 11) {
-        bad_file("a history record does not have 11 fields");
+    if (json.size() != 12) {
+        bad_file("a history record does not have 12 fields");
     }
     GateRecord r;
     r.step = json.at(0).get<int64_t>();
-    double* const fields[] = {&r.loss.ce, &r.loss.kl, &r.penalty, &r.total,    &r.expected_bytes,
-                              &r.entropy, &r.tau,     &r.lr,      &r.grad_norm};
+    double* const fields[] = {&r.loss.ce, &r.loss.kl, &r.penalty, &r.total,     &r.expected_bytes,
+                              &r.entropy, &r.tau,     &r.lr,      &r.grad_norm, &r.rounding};
     for (size_t i = 0; i < std::size(fields); ++i) {
         *fields[i] = number_or_nan(json.at(i + 1));
     }
-    r.applied = json.at(10).get<bool>();
+    r.applied = json.at(11).get<bool>();
     return r;
 }
 
@@ -128,8 +128,10 @@ std::string Gates::serialize() const {
     root["score_weight"] = score_weight_;
     root["tensors"] = Json::array();
     for (const GateTensor& tensor : tensors_) {
-        root["tensors"].push_back(
-            {{"name", tensor.name}, {"types", tensor.types}, {"bytes", tensor.bytes}});
+        root["tensors"].push_back({{"name", tensor.name},
+                                   {"types", tensor.types},
+                                   {"bytes", tensor.bytes},
+                                   {"cost", tensor.cost}});
     }
     root["gates"] = gates_;
     root["mean"] = mean_;
@@ -159,7 +161,8 @@ Gates Gates::deserialize(std::string_view text) {
         for (const Json& entry : root.at("tensors")) {
             tensors.push_back({entry.at("name").get<std::string>(),
                                entry.at("types").get<std::vector<std::string>>(),
-                               entry.at("bytes").get<std::vector<double>>()});
+                               entry.at("bytes").get<std::vector<double>>(),
+                               entry.at("cost").get<std::vector<double>>()});
         }
         Gates out(std::move(tensors), root.at("fixed_bytes").get<double>(),
                   root.at("target_bytes").get<double>(), options_from_json(root.at("options")));

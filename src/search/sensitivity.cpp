@@ -78,9 +78,12 @@ double Sensitivity::row_variance(size_t tensor, size_t type, const Sums& sums) c
         const double e = squares[i] - ratio * sums.proxy[i];
         residuals += e * e;
     }
+    // Scaled by the square of population's over sample's proxy: with heavy tails closer to the
+    // truth than without.
     const double unit = 2.0 * static_cast<double>(n_positions_);
-    return n_rest * n_rest * (1.0 - n_sampled / n_rest) * residuals / (n_sampled - 1.0) /
-           n_sampled / (unit * unit);
+    const double scale = sums.proxy_rest / proxy * n_sampled / n_rest;
+    return scale * scale * n_rest * n_rest * (1.0 - n_sampled / n_rest) * residuals /
+           (n_sampled - 1.0) / n_sampled / (unit * unit);
 }
 
 bool Sensitivity::add(std::span<const RowSquares> chunk) {

@@ -46,6 +46,9 @@ Settings unusual_settings() {
     s.ggml_lib = "lib.so";
     s.layout = LayoutMethod::gates;
     s.score_chunks = 9;
+    s.feedback = false;
+    s.feedback_tokens = 1;
+    s.write_adjusted = "adjusted.gguf";
     s.score_tolerance = 0.25;
     s.gates.lambda_kl = 0.3;
     s.gates.ce_weight = 1e-9;

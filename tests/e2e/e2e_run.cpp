@@ -74,6 +74,7 @@ pipeline::Settings quick_settings(const fs::path& model, const fs::path& output)
     settings.tokens_per_step = 128;
     settings.types = {"Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0"};
     settings.layout = pipeline::LayoutMethod::gates_plain;
+    settings.feedback = false;
     settings.gates.lr = 0.3;
     settings.compare = false;
     settings.n_threads = 2;

@@ -63,15 +63,14 @@ Settings settings_for(const fs::path& model, const char* text) {
 /// A run up to the tuning: every tensor in one type.
 struct EncodedRun {
     EncodedRun(const Settings& settings, const fs::path& folder, ggml_type type = GGML_TYPE_Q2_K,
-        Observer& o = null_observer())
+               Observer& o = null_observer())
         : observer(o),
           bench(settings, observer),
           run(folder),
           calibration(prepare_calibration(bench, run, results, observer, cancellation)),
           candidates(bench, calibration, run.file("candidates"), observer, cancellation),
           teacher(bench, calibration) {
-        for (size_t t = 0; t < bench.tensors().size(); ++t)
-            weights.tensors.push_back(candidates.encoded(t, type));
+        weights = candidates.plain(std::vector<ggml_type>(bench.tensors().size(), type));
     }
     TuneResult tune() {
         return tune_scales(bench, calibration, weights, teacher, run, results, observer,
@@ -79,7 +78,7 @@ struct EncodedRun {
     }
     /// Mean KL of `final` on this run's validation text.
     double kl(const FinalWeights& final) {
-        Validator validator(bench, calibration, candidates, teacher);
+        Validator validator(bench, calibration, teacher);
         const std::vector<float> kl = validator.token_kl(final, cancellation);
         return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
     }
@@ -105,9 +104,7 @@ public:
     void stage_progress(std::string_view stage, double, std::string_view) override {
         if (stage == "tune" && ++n_ == stop_at) cancellation->request();
     }
-    void log(LogLevel, std::string_view message) override {
-        text += std::string(message) + "\n";
-    }
+    void log(LogLevel, std::string_view message) override { text += std::string(message) + "\n"; }
     int steps() const { return n_; }
 
 private:
@@ -229,10 +226,10 @@ TEST_F(ScaleTuning, TunesBiasesAndSkipsThoseThatAreZero) {
 
 TEST_F(ScaleTuning, ValidatorSeesEachSetOfWeightsAndNotTheOneBefore) {
     EncodedRun run(settings, folder / "run");
-    Validator validator(run.bench, run.calibration, run.candidates, run.teacher);
+    Validator validator(run.bench, run.calibration, run.teacher);
     const auto kl = [&](ggml_type type) {
-        return validator.token_kl(std::vector<ggml_type>(run.bench.tensors().size(), type),
-                                  run.cancellation);
+        const std::vector<ggml_type> types(run.bench.tensors().size(), type);
+        return validator.token_kl(run.candidates.plain(types), run.cancellation);
     };
     const std::vector<float> coarse = kl(GGML_TYPE_Q2_K), fine = kl(GGML_TYPE_Q8_0);
     EXPECT_GT(std::accumulate(coarse.begin(), coarse.end(), 0.0),

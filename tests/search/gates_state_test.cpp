@@ -101,7 +101,7 @@ TEST(GatesState, RefusesDamagedFiles) {
     refuse(std::string(100'000, '['));
     refuse(good.substr(0, good.size() - 10));
     refuse(replaced("voodoo.gates", "voodoo.plan"));
-    refuse(replaced("\"version\":1", "\"version\":9"));
+    refuse(replaced("\"version\":2", "\"version\":9"));
     refuse(replaced("\"step\":1", "\"step\":2"));
     refuse(replaced("\"n_applied\":1", "\"n_applied\":-1"));
     refuse(replaced("\"exponential\"", "\"sudden\""));

@@ -148,16 +148,21 @@ TEST(SizePenalty, MatchesItsFormulaAndItsNumericGradient) {
 }
 
 TEST(Gates, GradientMatchesNumericDifferencesOfLossPlusPenalty) {
-    const Toy toy(5, 4, 1);
-    for (const double tau : {1.0, 0.3}) {
+    Toy toy(5, 4, 1);
+    for (const double tau : {1.0, 0.3, 0.5}) {
+        // The last round counts the rounding to one type too.
+        for (GateTensor& tensor : toy.tensors) {
+            if (tau == 0.5) tensor.cost = {0.9, 0.05, 0.3, 0.0};
+        }
         for (const double target : {4'000.0, 25'000.0, 90'000.0}) {
             GateOptions options;
             options.tau_start = options.tau_end = tau;
             options.penalty_weight = 3.0;
+            options.lambda_kl = tau == 0.5 ? 1.0 : 0.7;
             Gates gates = random_gates(toy, target, options, 2);
             const auto gradient = gates.gradient(toy.contractions(gates));
             const auto objective = [&](const Gates& at) {
-                return toy.loss(at) +
+                return toy.loss(at) + options.lambda_kl * at.rounding() +
                        size_penalty(at.expected_bytes(), target, 3.0, options.dead_zone).value;
             };
             double error = 0.0, norm = 0.0;
@@ -388,6 +393,37 @@ TEST(Gates, InitAtTargetMeetsReachableSizesAndGoesToTheEndsForOthers) {
     Gates small(toy.tensors, 500.0, 0.5 * least, GateOptions{});
     small.init_at_target();
     EXPECT_NEAR(small.expected_bytes(), least, 0.01 * least);
+}
+
+TEST(Gates, InitAtCostsPrefersWhatTheKnapsackWouldAtTheTargetSize) {
+    Toy toy(8, 4, 9);
+    double least = 500.0, most = 500.0;
+    for (size_t t = 0; t < toy.tensors.size(); ++t) {
+        least += toy.tensors[t].bytes.front();
+        most += toy.tensors[t].bytes.back();
+        for (size_t k = 0; k < 4; ++k) {
+            std::vector<double> one_hot(4, 0.0);
+            one_hot[k] = 1.0;
+            toy.tensors[t].cost.push_back(toy.tensor_loss(t, one_hot));
+        }
+    }
+    const double target = 0.5 * (least + most);
+    for (const double entropy : {0.1, 0.6}) {
+        Gates gates(toy.tensors, 500.0, target, GateOptions{});
+        gates.init_at_costs(entropy);
+        EXPECT_NEAR(gates.expected_bytes(), target, 1e-3 * target);
+        EXPECT_NEAR(gates.entropy(), entropy, 0.05);
+    }
+    // Nearly decided gates choose on the convex hull, where a price per byte decides.
+    Gates sharp(toy.tensors, 500.0, target, GateOptions{});
+    sharp.init_at_costs(0.02);
+    double loss = 0.0;
+    for (size_t t = 0; t < toy.tensors.size(); ++t) loss += toy.tensors[t].cost[sharp.argmax(t)];
+    BudgetProblem problem = toy.true_problem();
+    const double best =
+        solve_budget(problem, static_cast<uint64_t>(sharp.expected_bytes()) + 1000).total_value;
+    EXPECT_LT(loss, 1.3 * best + 1e-9);
+    EXPECT_ERROR(Gates({{"t", {"a"}, {1.0}}}, 0.0, 1.0, {}).init_at_costs(0.5), ErrorKind::usage);
 }
 
 TEST(Gates, RefuseBadInput) {

@@ -267,17 +267,17 @@ TEST(Tuning, RefusesDamagedStates) {
     const std::string good = tuning.serialize();
     const auto with = [&](size_t index, double value) {
         std::string bytes = good;
-        bytes.replace(index * sizeof(double), sizeof(double),
-                      reinterpret_cast<const char*>(&value), sizeof(double));
+        bytes.replace(index * sizeof(double), sizeof(double), reinterpret_cast<const char*>(&value),
+                      sizeof(double));
         return bytes;
     };
     Tuning other(make_tensors(), options_of(20));
     const std::string before = other.serialize();
     for (const std::string& bad :
          {std::string(), std::string("x"), good.substr(0, good.size() - 8),
-          good.substr(0, good.size() - 3), good + std::string(8, '\0'), with(0, 21.0),
-          with(0, 6.5), with(1, 8.0), with(3, 9.0), with(4, 1e8), with(5, 1e18), with(6, 8.0),
-          with(12, NAN), with(good.size() / 8 - 8, -1.0)}) {
+          good.substr(0, good.size() - 3), good + std::string(8, '\0'), with(0, 21.0), with(0, 6.5),
+          with(1, 8.0), with(3, 9.0), with(4, 1e8), with(5, 1e18), with(6, 8.0), with(12, NAN),
+          with(good.size() / 8 - 8, -1.0)}) {
         EXPECT_ERROR(other.restore(bad), ErrorKind::bad_file);
         EXPECT_EQ(other.serialize(), before) << "a refused state must change nothing";
     }
@@ -289,9 +289,9 @@ TEST(Tuning, RefusesWhatItCannotWorkWith) {
     for (const auto change : std::initializer_list<void (*)(TuningOptions&)>{
              [](TuningOptions& o) { o.n_steps = 0; }, [](TuningOptions& o) { o.lr = -1; },
              [](TuningOptions& o) { o.lr = NAN; }, [](TuningOptions& o) { o.lr_end_ratio = 2; },
-             [](TuningOptions& o) { o.warmup_share = -0.1; },
-             [](TuningOptions& o) { o.beta1 = 1; }, [](TuningOptions& o) { o.beta2 = 1; },
-             [](TuningOptions& o) { o.epsilon = 0; }, [](TuningOptions& o) { o.n_checks = 0; }}) {
+             [](TuningOptions& o) { o.warmup_share = -0.1; }, [](TuningOptions& o) { o.beta1 = 1; },
+             [](TuningOptions& o) { o.beta2 = 1; }, [](TuningOptions& o) { o.epsilon = 0; },
+             [](TuningOptions& o) { o.n_checks = 0; }}) {
         TuningOptions options;
         change(options);
         EXPECT_ERROR(validate(options), ErrorKind::usage);
