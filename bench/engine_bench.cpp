@@ -51,8 +51,8 @@ private:
 /// Reads one element of each gradient: contraction is measured apart.
 class DroppingSink : public engine::GradientSink {
 public:
-    void take(int, const float* dw, int ith, int) override {
-        if (ith == 0) sum += static_cast<double>(dw[0]);
+    void take(int, const float* dw, int64_t, int64_t, int thread) override {
+        if (thread == 0) sum += static_cast<double>(dw[0]);
     }
     double sum = 0;
 };

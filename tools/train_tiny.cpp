@@ -60,12 +60,12 @@ public:
         }
     }
 
-    void take(int index, const float* dw, int ith, int nth) override {
-        std::vector<float>& grad = parameters_[static_cast<size_t>(index)]->grad;
-        const size_t n = grad.size();
-        const size_t end = n * static_cast<size_t>(ith + 1) / static_cast<size_t>(nth);
-        for (size_t i = n * static_cast<size_t>(ith) / static_cast<size_t>(nth); i < end; ++i) {
-            grad[i] += dw[i];
+    void take(int index, const float* dw, int64_t first_row, int64_t n_rows,
+              int /*thread*/) override {
+        const auto i = static_cast<size_t>(index);
+        float* grad = parameters_[i]->grad.data() + first_row * infos_[i].ne[0];
+        for (int64_t at = 0; at < n_rows * infos_[i].ne[0]; ++at) {
+            grad[at] += dw[at];
         }
     }
 

@@ -31,6 +31,8 @@ constexpr Rule kRules[] = {
     {"REPEAT",         GGML_OP_REPEAT,         kNoSubOp, rules::repeat,     nullptr},
     {"CONCAT",         GGML_OP_CONCAT,         kNoSubOp, rules::concat,     nullptr},
     {"MUL_MAT",        GGML_OP_MUL_MAT,        kNoSubOp, rules::mul_mat,    nullptr},
+    {"MUL_MAT_ID",     GGML_OP_MUL_MAT_ID,     kNoSubOp, rules::mul_mat_id, nullptr},
+    {"ADD_ID",         GGML_OP_ADD_ID,         kNoSubOp, rules::add_id,     nullptr},
     {"GET_ROWS",       GGML_OP_GET_ROWS,       kNoSubOp, rules::get_rows,   nullptr},
     {"SET_ROWS",       GGML_OP_SET_ROWS,       kNoSubOp, rules::set_rows,   nullptr},
     {"CPY",            GGML_OP_CPY,            kNoSubOp, rules::copy,       nullptr},
@@ -51,6 +53,9 @@ constexpr Rule kRules[] = {
     {"RMS_NORM",       GGML_OP_RMS_NORM,       kNoSubOp, rules::rms_norm,   nullptr},
     {"GROUP_NORM",     GGML_OP_GROUP_NORM,     kNoSubOp, rules::group_norm, rules::refuse_group_norm},
     {"L2_NORM",        GGML_OP_L2_NORM,        kNoSubOp, rules::l2_norm,    nullptr},
+    {"DSV4_HC_COMB",   GGML_OP_DSV4_HC_COMB,   kNoSubOp, rules::hc_comb,    nullptr},
+    {"DSV4_HC_PRE",    GGML_OP_DSV4_HC_PRE,    kNoSubOp, rules::hc_pre,     nullptr},
+    {"DSV4_HC_POST",   GGML_OP_DSV4_HC_POST,   kNoSubOp, rules::hc_post,    nullptr},
 
     {"UNARY:ABS",         GGML_OP_UNARY, GGML_UNARY_OP_ABS,         rules::unary, nullptr},
     {"UNARY:NEG",         GGML_OP_UNARY, GGML_UNARY_OP_NEG,         rules::unary, nullptr},

@@ -1,6 +1,7 @@
 // Helpers that the vjp rules build with.
 #include "autodiff/tape.h"
 
+#include "autodiff/experts.h"
 #include "autodiff/kernels.h"
 #include "base/error.h"
 
@@ -102,6 +103,15 @@ ggml_tensor* Tape::constant_i32(ggml_tensor* indices) {
             indices->name);
     }
     return made;
+}
+
+void Tape::note_expert_gradient(const ggml_tensor* grad, const ExpertFactors& factors) {
+    expert_gradients_[grad] = std::make_shared<const ExpertFactors>(factors);
+}
+
+const ExpertFactors* Tape::find_expert_gradient(const ggml_tensor* grad) const {
+    const auto found = expert_gradients_.find(grad);
+    return found == expert_gradients_.end() ? nullptr : found->second.get();
 }
 
 ggml_tensor* Tape::zeros(const Shape& ne) {

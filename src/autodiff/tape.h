@@ -15,6 +15,7 @@
 namespace voodoo::autodiff {
 
 struct Rule;
+struct ExpertFactors;
 
 /// ne0..ne3.
 using Shape = std::array<int64_t, 4>;
@@ -93,6 +94,12 @@ public:
         return node;
     }
 
+    /// Remembers that `grad` is the gradient of experts' weights that `factors` give.
+    void note_expert_gradient(const ggml_tensor* grad, const ExpertFactors& factors);
+    /// The factors of a gradient of experts' weights, so that it need not be computed whole;
+    /// nullptr where `grad` is something else (a sum of such gradients, too).
+    const ExpertFactors* find_expert_gradient(const ggml_tensor* grad) const;
+
     /// Every custom node made so far: the scheduler must pin them to the CPU backend.
     std::span<ggml_tensor* const> custom_nodes() const { return custom_nodes_; }
 
@@ -108,6 +115,7 @@ private:
     std::vector<ggml_tensor*> custom_nodes_;
     std::unordered_map<const ggml_tensor*, ggml_tensor*> transposes_[2];
     std::unordered_map<const ggml_tensor*, ggml_tensor*> i32_constants_;
+    std::unordered_map<const ggml_tensor*, std::shared_ptr<const ExpertFactors>> expert_gradients_;
 };
 
 }  // namespace voodoo::autodiff

@@ -273,10 +273,14 @@ struct Executor::Impl {
 
     void deliver_accumulated(GradientSink& sink) {
         for (const auto& [weight, gradient] : tail->accumulated()) {
-            pool.parallel_for(pool.size(), 1,
-                              [&, w = weight, g = gradient](int64_t begin, int64_t, int) {
-                                  sink.take(w, g, static_cast<int>(begin), pool.size());
-                              });
+            const WeightInfo& info = weights[static_cast<size_t>(weight)];
+            const auto part = [&, w = weight, g = gradient](int64_t ith, int64_t, int) {
+                const int64_t begin = info.n_rows() * ith / pool.size();
+                const int64_t end = info.n_rows() * (ith + 1) / pool.size();
+                if (begin < end)
+                    sink.take(w, g + begin * info.ne[0], begin, end - begin, static_cast<int>(ith));
+            };
+            pool.parallel_for(pool.size(), 1, part);
         }
     }
 

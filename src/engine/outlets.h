@@ -20,6 +20,9 @@ struct WeightInfo {
     int n_uses = 0;  ///< parts in which gradients arrive: 2 for a tied embedding
 
     int64_t n_elements() const { return ne[0] * ne[1] * ne[2] * ne[3]; }
+    /// Matrices: experts, or heads of a tensor that is one matrix for each.
+    int64_t n_matrices() const { return ne[2] * ne[3]; }
+    int64_t n_rows() const { return ne[1] * n_matrices(); }
 };
 
 /// Gives the engine its weights, in F32, when it needs them.
@@ -43,10 +46,13 @@ public:
 class GradientSink {
 public:
     virtual ~GradientSink() = default;
-    /// dL/dW of weight `index`, F32 like WeightSource's rows. Called by every thread ith of nth of
-    /// the computation with the same dw: each takes its share. Several calls for one weight
-    /// (batches, uses) add up. Must not throw.
-    virtual void take(int index, const float* dw, int ith, int nth) = 0;
+    /// Rows [first_row, first_row + n_rows) of dL/dW of weight `index`, F32, ne0 values each. Rows
+    /// are counted through all matrices of a tensor; a call stays within one matrix of a tensor of
+    /// experts, and rows of experts that no token was routed to may never come: zero. Called by
+    /// each `thread` of the computation with rows of its own, at the same time as by the others.
+    /// Several calls for one row (batches, uses) add up. Must not throw.
+    virtual void take(int index, const float* dw, int64_t first_row, int64_t n_rows,
+                      int thread) = 0;
 };
 
 /// Takes the inputs of matmuls with a weight, from the forward pass.
@@ -56,10 +62,11 @@ public:
     /// Before a segment with these weights runs, from the thread that runs it: the place to
     /// allocate.
     virtual void begin_segment(const std::vector<int>& /*weights*/) {}
-    /// x: n_columns vectors of length ne0 of weight `index`, `stride` floats apart. Thread ith of
-    /// nth. Must not throw.
-    virtual void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
-                      int nth) = 0;
+    /// x: n_columns vectors of length ne0 that matrix `matrix` of weight `index` is multiplied
+    /// with, `stride` floats apart (several matrices: experts, or heads). Called by every thread
+    /// ith of nth with the same x: each takes its share. Must not throw.
+    virtual void take(int index, int64_t matrix, const float* x, int64_t n_columns, int64_t stride,
+                      int ith, int nth) = 0;
     /// With ExecutorOptions::full_moments instead of take(): h[i][j] = sum over n_columns vectors
     /// of x_i x_j, ne0 x ne0. Weights with the same input share it: it is given once, for the first
     /// of them (Executor::moment_leader).

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "autodiff/experts.h"
 #include "base/error.h"
 
 namespace voodoo::engine {
@@ -90,45 +91,48 @@ void Program::build_forward() {
     }
 }
 
-Program::Call* Program::make_call(int weight) {
-    calls_.push_back(std::make_unique<Call>(Call{&shared_, weight}));
+Program::Call* Program::make_call(const Weight& weight) {
+    calls_.push_back(std::make_unique<Call>(
+        Call{&shared_, weight.index, weight.rows->ne[2] * weight.rows->ne[3]}));
     return calls_.back().get();
 }
 
-ggml_tensor* Program::sink_node(ggml_tensor* source, ggml_custom_op_t function, int weight) {
-    ggml_tensor* node = ggml_custom_4d(context_, GGML_TYPE_F32, 1, 1, 1, 1, &source, 1, function,
-                                       GGML_N_TASKS_MAX, make_call(weight));
+ggml_tensor* Program::sink_node(std::initializer_list<ggml_tensor*> sources,
+                                ggml_custom_op_t function, const Weight& weight) {
+    std::vector<ggml_tensor*> args(sources);
+    ggml_tensor* node = ggml_custom_4d(context_, GGML_TYPE_F32, 1, 1, 1, 1, args.data(),
+                                       static_cast<int>(args.size()), function, GGML_N_TASKS_MAX,
+                                       make_call(weight));
     ggml_set_output(node);
     return node;
 }
 
 void Program::build_moments() {
-    const auto take = [](ggml_tensor* node, int ith, int nth, void* data) {
-        const auto* call = static_cast<const Call*>(data);
-        if (call->shared->moment_sink == nullptr) return;
-        const ggml_tensor* x = node->src[0];
-        call->shared->moment_sink->take(call->weight, static_cast<const float*>(x->data),
-                                        ggml_nrows(x),
-                                        static_cast<int64_t>(x->nb[1] / sizeof(float)), ith, nth);
-    };
     std::map<const ggml_tensor*, int> leaders;  // by input
     for (ggml_tensor* node : std::vector(instance_.nodes)) {
-        if (node->op != GGML_OP_MUL_MAT) continue;
+        if (node->op != GGML_OP_MUL_MAT && node->op != GGML_OP_MUL_MAT_ID) continue;
         const Weight* weight = find_weight(node->src[0]);
         if (weight == nullptr) continue;
         ggml_tensor* x = node->src[1];
         if (options_.full_moments) {
+            // One matrix of moments describes the input of one matrix only.
+            if (node->op != GGML_OP_MUL_MAT || ggml_nrows(weight->rows) != weight->rows->ne[1])
+                continue;
             const int leader = leaders.emplace(x, weight->index).first->second;
             shared_.moment_leader[static_cast<size_t>(weight->index)] = leader;
-            if (leader == weight->index) add_full_moments(x, leader);
+            if (leader == weight->index) add_full_moments(x, *weight);
             continue;
         }
         if (!ggml_is_contiguous(x)) x = ggml_cont(context_, x);
-        forward_roots_.push_back(sink_node(x, take, weight->index));
+        if (node->op == GGML_OP_MUL_MAT_ID) {
+            forward_roots_.push_back(sink_node({x, node->src[2]}, take_routed_moments, *weight));
+        } else {
+            forward_roots_.push_back(sink_node({x, weight->rows}, take_moments, *weight));
+        }
     }
 }
 
-void Program::add_full_moments(ggml_tensor* x, int weight) {
+void Program::add_full_moments(ggml_tensor* x, const Weight& weight) {
     const auto take = [](ggml_tensor* node, int ith, int nth, void* data) {
         const auto* call = static_cast<const Call*>(data);
         if (call->shared->moment_sink == nullptr) return;
@@ -142,7 +146,7 @@ void Program::add_full_moments(ggml_tensor* x, int weight) {
     ggml_tensor* columns = ggml_reshape_2d(context_, x, n, ggml_nelements(x) / n);
     columns = ggml_cont(context_, ggml_transpose(context_, columns));
     ggml_tensor* h = ggml_mul_mat(context_, columns, columns);
-    forward_roots_.push_back(sink_node(h, take, weight));
+    forward_roots_.push_back(sink_node({h}, take, weight));
 }
 
 std::vector<int> Program::weight_indices() const {
@@ -214,12 +218,6 @@ void Program::add_gradient_nodes(const autodiff::BackwardResult& result) {
         input_grads_.emplace(id, gradient);
         roots.emplace_back(made.at(gradient), gradient);
     }
-    const auto take = [](ggml_tensor* node, int ith, int nth, void* data) {
-        const auto* call = static_cast<const Call*>(data);
-        if (call->shared->gradient_sink == nullptr) return;
-        call->shared->gradient_sink->take(call->weight,
-                                          static_cast<const float*>(node->src[0]->data), ith, nth);
-    };
     for (Weight& weight : weights_) {
         ggml_tensor* gradient = result.find(weight.rows);
         if (gradient == nullptr) continue;
@@ -229,13 +227,21 @@ void Program::add_gradient_nodes(const autodiff::BackwardResult& result) {
                 ggml_new_tensor(context_, GGML_TYPE_F32, GGML_MAX_DIMS, weight.rows->ne);
             gradient = ggml_add_inplace(context_, weight.accumulator, gradient);
         } else {
-            gradient = sink_node(gradient, take, weight.index);
+            gradient = gradient_sink_node(gradient, weight);
         }
         roots.emplace_back(order, gradient);
     }
     std::stable_sort(roots.begin(), roots.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& root : roots) backward_roots_.push_back(root.second);
+}
+
+ggml_tensor* Program::gradient_sink_node(ggml_tensor* gradient, const Weight& weight) {
+    // Experts: from the factors, so that the node that would hold all of the gradient is never part
+    // of a graph.
+    if (const autodiff::ExpertFactors* factors = tape_->find_expert_gradient(gradient))
+        return sink_node({factors->x, factors->out_grad, factors->ids}, take_experts, weight);
+    return sink_node({gradient}, take_rows, weight);
 }
 
 void Program::build_graphs() {

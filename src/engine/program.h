@@ -5,6 +5,7 @@
 #include <ggml-alloc.h>
 #include <ggml.h>
 
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <vector>
@@ -111,18 +112,25 @@ private:
     struct Call {  // userdata of the sinks' custom nodes
         ProgramShared* shared;
         int weight;
+        int64_t n_matrices = 1;  // of the weight
     };
 
     void build_forward();
     void build_moments();
-    void add_full_moments(ggml_tensor* x, int weight);
+    void add_full_moments(ggml_tensor* x, const Weight& weight);
     void build_backward();
     void add_gradient_nodes(const autodiff::BackwardResult& result);
     void build_graphs();
     void layout_weights();
     Weight* find_weight(const ggml_tensor* rows);
-    Call* make_call(int weight);
-    ggml_tensor* sink_node(ggml_tensor* source, ggml_custom_op_t function, int weight);
+    Call* make_call(const Weight& weight);
+    static void take_rows(ggml_tensor* node, int ith, int nth, void* call);
+    static void take_experts(ggml_tensor* node, int ith, int nth, void* call);
+    static void take_moments(ggml_tensor* node, int ith, int nth, void* call);
+    static void take_routed_moments(ggml_tensor* node, int ith, int nth, void* call);
+    ggml_tensor* sink_node(std::initializer_list<ggml_tensor*> sources, ggml_custom_op_t function,
+                           const Weight& weight);
+    ggml_tensor* gradient_sink_node(ggml_tensor* gradient, const Weight& weight);
 
     ProgramShared& shared_;
     Segment segment_;

@@ -286,11 +286,11 @@ private:
                                                    : settings_.text.front().filename().string()};
         for (size_t i = 0; i < executor.weights().size(); ++i) {
             const int index = static_cast<int>(i);
-            if (moments.count(index) == 0) continue;
+            if (moments.is_empty(index)) continue;
             quant::ImatrixEntry entry;
             for (const double sum : moments.sums(index))
                 entry.sums.push_back(static_cast<float>(sum));
-            entry.counts = {moments.count(index)};
+            entry.counts = moments.counts(index);
             imatrix.entries.emplace(executor.weights()[i].name, std::move(entry));
         }
         quant::write_imatrix(imatrix, run_.file(kImatrixFile));

@@ -1,7 +1,11 @@
 #include "pipeline/candidates.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -52,6 +56,36 @@ std::vector<Candidate> lower_hull(std::vector<Candidate> candidates) {
     }
     return hull;
 }
+
+/// Experts that no calibration token reached. The gate, up and down matrices of one expert count
+/// once.
+class Unrouted {
+public:
+    void add(const std::string& tensor, const std::vector<int64_t>& experts) {
+        if (experts.empty()) return;
+        // "blk.3.ffn_up_exps.weight" -> "blk.3"
+        const std::string block = tensor.substr(0, tensor.find('.', tensor.find('.') + 1));
+        by_block_[block].insert(experts.begin(), experts.end());
+    }
+
+    std::string text() const {
+        if (by_block_.empty()) return {};
+        size_t n = 0;
+        std::string names;
+        for (const auto& [block, experts] : by_block_) {
+            n += experts.size();
+            names += fmt::format("{}{} ({})", names.empty() ? "" : "; ", block,
+                                 fmt::join(experts, ", "));
+        }
+        return fmt::format(
+            "{} experts saw no calibration token and are encoded with equal importances, as "
+            "llama-quantize does: {}",
+            n, names);
+    }
+
+private:
+    std::map<std::string, std::set<int64_t>> by_block_;
+};
 
 }  // namespace
 
@@ -125,16 +159,14 @@ Candidates::Candidates(Workbench& bench, const Calibration& calibration,
         for (const int32_t token : calibration.batch(b))
             ++token_counts_[static_cast<size_t>(token)];
     }
-    int64_t n_unrouted = 0;
+    Unrouted unrouted;
     for (const Tensor& tensor : bench.tensors()) {
         quant::Importance importance = calibration.imatrix.importance(tensor.name);
-        n_unrouted += importance.n_unrouted;
+        unrouted.add(tensor.name, importance.unrouted);
         importance_hash_.push_back(quant::importance_hash(importance.values));
         importance_.push_back(std::move(importance.values));
     }
-    if (n_unrouted > 0)
-        observer.log(LogLevel::warn,
-                     fmt::format("{} experts saw no calibration token", n_unrouted));
+    if (const std::string text = unrouted.text(); !text.empty()) observer.log(LogLevel::warn, text);
 }
 
 quant::CandidateKey Candidates::key(size_t tensor, ggml_type type) {

@@ -85,8 +85,11 @@ std::vector<std::filesystem::path> write_model(Workbench& bench, const FinalWeig
     std::map<std::string, ggml_type> by_name;
     for (size_t t = 0; t < types.size(); ++t) by_name.emplace(bench.tensors()[t].name, types[t]);
     const std::vector<gguf::PlannedTensor> tensors = bench.output_tensors(by_name);
-    gguf::Writer writer =
-        make_writer(bench, bench.output_metadata(by_name, plan.plan_hash(), plan.method), tensors);
+    EncodingFacts facts;
+    facts.tuned = !weights.tuned.empty();
+    for (const std::string& hash : weights.adjusted_hash) facts.feedback |= !hash.empty();
+    gguf::Writer writer = make_writer(
+        bench, bench.output_metadata(by_name, plan.plan_hash(), plan.method, facts), tensors);
     for (const auto& path : writer.paths()) {
         for (const auto& input : bench.file().paths()) {
             if (gguf::same_file(input, path))

@@ -38,7 +38,7 @@ public:
     FullMoments(const std::vector<engine::WeightInfo>& weights, std::function<bool(int)> is_leader)
         : weights_(weights), is_leader_(std::move(is_leader)) {}
 
-    void take(int, const float*, int64_t, int64_t, int, int) override {}
+    void take(int, int64_t, const float*, int64_t, int64_t, int, int) override {}
     void take_full(int index, const float* h, int64_t n_columns, int ith, int nth) override {
         Sums& sums = sums_[static_cast<size_t>(index)];
         const int64_t n = sums.n * sums.n;
@@ -191,9 +191,10 @@ private:
 
     static quant::FeedbackOptions feedback_options() {
         quant::FeedbackOptions options;
-        if (const char* e = getenv("FB_SUB")) options.sub_columns = atoi(e);
-        if (const char* e = getenv("FB_SWEEPS")) options.n_sweeps = atoi(e);
-        if (const char* e = getenv("FB_MIN")) options.min_columns = atoi(e);
+        // Whole blocks and one sweep: four encodings of a tensor. Parts of 64 columns and two sweeps
+        // need fourteen.
+        options.sub_columns = 256;
+        options.n_sweeps = 1;
         return options;
     }
 

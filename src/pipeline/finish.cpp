@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "pipeline/feedback_stage.h"
 #include "pipeline/stage_timer.h"
+#include "pipeline/tune.h"
 #include "search/compare.h"
 
 namespace voodoo::pipeline {
@@ -88,6 +89,15 @@ Finished finish_layout(Workbench& bench, const Calibration& calibration, Candida
         apply_feedback(bench, calibration, candidates, layout.types, after, run, results, observer,
                        cancellation);
         finisher.offer("error feedback", finished, std::move(after));
+    }
+    if (bench.settings().tune != TuneMethod::none) {
+        const TuneResult tuned = tune_scales(bench, calibration, finished.weights, teacher, run,
+                                             results, observer, cancellation);
+        if (tuned.n_tensors > 0) {
+            const search::PairedComparison& v = tuned.validation;
+            finished.gains.push_back({"tuned scales", v.mean_a, 0.0, v.mean_difference,
+                                      v.standard_error, tuned.applied});
+        }
     }
     save_final(run, bench, finished.weights, plan_hash);
     if (!bench.settings().write_adjusted.empty())

@@ -60,20 +60,20 @@ void RowCostSink::clear() {
     }
 }
 
-void RowCostSink::contract(Entry& entry, const float* dw, int64_t n_per_row, int64_t n_rows,
-                           int ith, int nth) {
-    const int64_t begin = n_rows * ith / nth;
-    const int64_t end = n_rows * (ith + 1) / nth;
+void RowCostSink::contract(Entry& entry, const float* dw, int64_t n_per_row, int64_t begin,
+                           int64_t n_rows, int thread) {
+    const int64_t end = begin + n_rows;
+    const auto row_of = [&](int64_t row) { return dw + (row - begin) * n_per_row; };
     const std::vector<int64_t>& rows = entry.sample->rows;
     const auto proxy = [&](int64_t row) {
-        return squared_norm(dw + row * n_per_row, n_per_row) *
+        return squared_norm(row_of(row), n_per_row) *
                static_cast<double>(entry.squared_norms[static_cast<size_t>(row)]);
     };
     double rest = 0.0;
     for (int64_t row = begin; row < end; ++row) {
         if (entry.is_certain[static_cast<size_t>(row)] == 0) rest += proxy(row);
     }
-    entry.rest[static_cast<size_t>(ith)] += rest;
+    entry.rest[static_cast<size_t>(thread)] += rest;
     const auto first = std::lower_bound(rows.begin(), rows.end(), begin) - rows.begin();
     const auto last = std::lower_bound(rows.begin(), rows.end(), end) - rows.begin();
     const size_t n_views = entry.views.size();
@@ -84,7 +84,7 @@ void RowCostSink::contract(Entry& entry, const float* dw, int64_t n_per_row, int
         const int64_t n = std::min<int64_t>(quant::kRowBlock, last - s);
         for (int64_t i = 0; i < n; ++i) {
             const int64_t row = rows[static_cast<size_t>(s + i)];
-            std::copy_n(dw + row * n_per_row, n_per_row, gathered.data() + i * n_per_row);
+            std::copy_n(row_of(row), n_per_row, gathered.data() + i * n_per_row);
             entry.squares.proxy[static_cast<size_t>(s + i)] = proxy(row);
         }
         std::vector<quant::CandidateView> views = entry.views;
@@ -102,18 +102,17 @@ void RowCostSink::contract(Entry& entry, const float* dw, int64_t n_per_row, int
     }
 }
 
-void RowCostSink::take(int index, const float* dw, int ith, int nth) {
+void RowCostSink::take(int index, const float* dw, int64_t first_row, int64_t n_rows, int thread) {
     const int at = entry_of_[static_cast<size_t>(index)];
-    if (at < 0 || ith >= n_threads_) return;
+    if (at < 0 || thread >= n_threads_) return;
     Entry& entry = entries_[static_cast<size_t>(at)];
-    const engine::WeightInfo& weight = weights_[static_cast<size_t>(index)];
+    const int64_t n_per_row = weights_[static_cast<size_t>(index)].ne[0];
     if (entry.accumulated.empty()) {
-        contract(entry, dw, weight.ne[0], weight.n_elements() / weight.ne[0], ith, nth);
+        contract(entry, dw, n_per_row, first_row, n_rows, thread);
         return;
     }
-    const int64_t n = weight.n_elements();
-    for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; ++i)
-        entry.accumulated[static_cast<size_t>(i)] += dw[i];
+    float* sums = entry.accumulated.data() + first_row * n_per_row;
+    for (int64_t i = 0; i < n_rows * n_per_row; ++i) sums[i] += dw[i];
 }
 
 void RowCostSink::finish(ThreadPool& pool) {
@@ -122,9 +121,12 @@ void RowCostSink::finish(ThreadPool& pool) {
         Entry& entry = entries_[static_cast<size_t>(entry_of_[i])];
         if (entry.accumulated.empty()) continue;
         const int n_parts = std::min(pool.size(), n_threads_);
+        const int64_t n_per_row = weights_[i].ne[0], n_rows = weights_[i].n_rows();
         pool.parallel_for(n_parts, 1, [&](int64_t part, int64_t, int) {
-            contract(entry, entry.accumulated.data(), weights_[i].ne[0],
-                     weights_[i].n_elements() / weights_[i].ne[0], static_cast<int>(part), n_parts);
+            const int64_t begin = n_rows * part / n_parts;
+            const int64_t end = n_rows * (part + 1) / n_parts;
+            contract(entry, entry.accumulated.data() + begin * n_per_row, n_per_row, begin,
+                     end - begin, static_cast<int>(part));
         });
     }
 }

@@ -13,7 +13,7 @@ namespace voodoo::pipeline {
 /// One chunk: clear(), a step of the engine, finish(), then chunk().
 class RowCostSink : public engine::GradientSink {
 public:
-    /// n_threads: the largest nth that take() will see.
+    /// n_threads: how many threads will call take().
     RowCostSink(const std::vector<engine::WeightInfo>& weights, int n_threads);
 
     /// Measures weight `index` as entry `tensor` of chunk(). sample and the types' rows are
@@ -23,7 +23,7 @@ public:
              const std::vector<ggml_type>& types, std::vector<float> squared_norms);
 
     void clear();
-    void take(int index, const float* dw, int ith, int nth) override;
+    void take(int index, const float* dw, int64_t first_row, int64_t n_rows, int thread) override;
     /// Contracts what had to be added up first: weights whose gradient comes in several parts.
     void finish(ThreadPool& pool);
     /// Tensors that no weight was set for are empty.
@@ -40,8 +40,9 @@ private:
         search::RowSquares squares;
         std::vector<double> rest;  // by thread
     };
-    void contract(Entry& entry, const float* dw, int64_t n_per_row, int64_t n_rows, int ith,
-                  int nth);
+    /// dw: rows [first_row, first_row + n_rows).
+    void contract(Entry& entry, const float* dw, int64_t n_per_row, int64_t first_row,
+                  int64_t n_rows, int thread);
 
     const std::vector<engine::WeightInfo>& weights_;
     int n_threads_;

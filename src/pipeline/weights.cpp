@@ -89,20 +89,18 @@ void ContractSink::clear() {
     }
 }
 
-void ContractSink::take(int index, const float* dw, int ith, int nth) {
+void ContractSink::take(int index, const float* dw, int64_t first_row, int64_t n_rows, int thread) {
     const auto i = static_cast<size_t>(index);
-    const auto& views = views_[i];
-    if (views.empty() || ith >= n_threads_) return;
-    const quant::MatrixShape shape = matrix_shape(weights_[i]);
+    if (views_[i].empty() || thread >= n_threads_) return;
+    std::vector<quant::CandidateView> views = views_[i];
+    for (auto& view : views) view.data += static_cast<uint64_t>(first_row) * view.row_size_bytes;
+    const quant::MatrixShape shape{weights_[i].ne[0], n_rows, 1};
     const int64_t n_blocks = quant::n_row_blocks(shape);
-    const int64_t begin = n_blocks * ith / nth;
-    const int64_t end = n_blocks * (ith + 1) / nth;
     std::vector<double> partial(static_cast<size_t>(n_blocks) * views.size());
-    quant::contract_blocks(views, dw, shape, partial.data(), nullptr, begin, end);
-    auto& sums = sums_[i][static_cast<size_t>(ith)];
-    for (int64_t block = begin; block < end; ++block) {
-        for (size_t k = 0; k < views.size(); ++k)
-            sums[k] += partial[static_cast<size_t>(block) * views.size() + k];
+    quant::contract_blocks(views, dw, shape, partial.data(), nullptr, 0, n_blocks);
+    auto& sums = sums_[i][static_cast<size_t>(thread)];
+    for (size_t block = 0; block < static_cast<size_t>(n_blocks); ++block) {
+        for (size_t k = 0; k < views.size(); ++k) sums[k] += partial[block * views.size() + k];
     }
 }
 
@@ -115,30 +113,36 @@ std::vector<double> ContractSink::contraction(int index) const {
     return c;
 }
 
-MomentSums::MomentSums(const std::vector<engine::WeightInfo>& weights)
-    : weights_(weights), counts_(weights.size(), 0) {
-    for (const engine::WeightInfo& weight : weights)
-        sums_.emplace_back(static_cast<size_t>(weight.ne[0]), 0.0);
+MomentSums::MomentSums(const std::vector<engine::WeightInfo>& weights) : weights_(weights) {
+    for (const engine::WeightInfo& weight : weights) {
+        sums_.emplace_back(static_cast<size_t>(weight.ne[0] * weight.n_matrices()), 0.0);
+        counts_.emplace_back(static_cast<size_t>(weight.n_matrices()), 0);
+    }
 }
 
-void MomentSums::take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
-                      int nth) {
+void MomentSums::take(int index, int64_t matrix, const float* x, int64_t n_columns, int64_t stride,
+                      int ith, int nth) {
     const auto i = static_cast<size_t>(index);
     const int64_t n = weights_[i].ne[0];
     const int64_t begin = n * ith / nth;
     const int64_t end = n * (ith + 1) / nth;
-    double* sums = sums_[i].data();
+    double* sums = sums_[i].data() + matrix * n;
     for (int64_t column = 0; column < n_columns; ++column) {
         const float* v = x + column * stride;
         for (int64_t j = begin; j < end; ++j)
             sums[j] += static_cast<double>(v[j]) * static_cast<double>(v[j]);
     }
-    if (ith == 0) counts_[i] += n_columns;
+    if (ith == 0) counts_[i][static_cast<size_t>(matrix)] += n_columns;
 }
 
 void MomentSums::add(int index, std::span<const float> x) {
     const int64_t n = weights_[static_cast<size_t>(index)].ne[0];
-    take(index, x.data(), static_cast<int64_t>(x.size()) / n, n, 0, 1);
+    take(index, 0, x.data(), static_cast<int64_t>(x.size()) / n, n, 0, 1);
+}
+
+bool MomentSums::is_empty(int index) const {
+    const std::vector<int64_t>& counts = counts_[static_cast<size_t>(index)];
+    return std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count == 0; });
 }
 
 }  // namespace voodoo::pipeline

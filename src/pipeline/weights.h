@@ -50,12 +50,12 @@ quant::MatrixShape matrix_shape(const engine::WeightInfo& weight);
 /// c_k = <dW, W_k> for the tensors that are given, summed over all calls.
 class ContractSink : public engine::GradientSink {
 public:
-    /// n_threads: the largest nth that take() will see.
+    /// n_threads: how many threads will call take().
     ContractSink(const std::vector<engine::WeightInfo>& weights, int n_threads);
 
     void set(int index, std::vector<quant::CandidateView> views);
     void clear();
-    void take(int index, const float* dw, int ith, int nth) override;
+    void take(int index, const float* dw, int64_t first_row, int64_t n_rows, int thread) override;
     /// Sums over the threads in order.
     std::vector<double> contraction(int index) const;
 
@@ -66,23 +66,28 @@ private:
     std::vector<std::vector<std::vector<double>>> sums_;  // [weight][thread][candidate]
 };
 
-/// Sums of squares of each weight's inputs, by column.
+/// Sums of squares of each weight's inputs, by matrix (expert, head) and column.
 class MomentSums : public engine::MomentSink {
 public:
     explicit MomentSums(const std::vector<engine::WeightInfo>& weights);
 
-    void take(int index, const float* x, int64_t n_columns, int64_t stride, int ith,
+    void take(int index, int64_t matrix, const float* x, int64_t n_columns, int64_t stride, int ith,
               int nth) override;
     /// Adds vectors of a weight's input that the engine does not see (the head's: hidden states).
     void add(int index, std::span<const float> x);
 
+    /// [n_matrices][ne0]
     const std::vector<double>& sums(int index) const { return sums_[static_cast<size_t>(index)]; }
-    int64_t count(int index) const { return counts_[static_cast<size_t>(index)]; }
+    /// Input vectors that each matrix saw.
+    const std::vector<int64_t>& counts(int index) const {
+        return counts_[static_cast<size_t>(index)];
+    }
+    bool is_empty(int index) const;
 
 private:
     const std::vector<engine::WeightInfo>& weights_;
     std::vector<std::vector<double>> sums_;
-    std::vector<int64_t> counts_;
+    std::vector<std::vector<int64_t>> counts_;
 };
 
 }  // namespace voodoo::pipeline

@@ -184,8 +184,8 @@ uint64_t Workbench::memory_bytes() const {
 }
 
 gguf::Metadata Workbench::output_metadata(const std::map<std::string, ggml_type>& types,
-                                          const std::string& plan_hash,
-                                          const std::string& method) const {
+                                          const std::string& plan_hash, const std::string& method,
+                                          const EncodingFacts& facts) const {
     gguf::Metadata metadata = gguf::without_split_keys(file_.metadata());
     // All tensors count, those that are kept too.
     std::map<ggml_type, int64_t> weights;
@@ -205,6 +205,8 @@ gguf::Metadata Workbench::output_metadata(const std::map<std::string, ggml_type>
         metadata, "voodoo.target_bytes",
         gguf::Value::scalar<uint64_t>(settings_.size_bytes || settings_.bpw ? target_bytes() : 0));
     gguf::set_value(metadata, "voodoo.plan_hash", gguf::Value::text(plan_hash));
+    gguf::set_value(metadata, "voodoo.error_feedback", gguf::Value::scalar<bool>(facts.feedback));
+    gguf::set_value(metadata, "voodoo.tuned_scales", gguf::Value::scalar<bool>(facts.tuned));
     // Fixed width: the size of the header must not depend on which plan wins.
     gguf::set_value(metadata, "voodoo.method", gguf::Value::text(fmt::format("{:<32.32}", method)));
     return metadata;

@@ -25,6 +25,12 @@ struct Tensor {
     std::string pinned;  ///< type name, or empty
 };
 
+/// What the file's metadata says about how its tensors were made.
+struct EncodingFacts {
+    bool feedback = false;  ///< some tensors encode an adjusted source
+    bool tuned = false;     ///< some F32 tensors differ from the source
+};
+
 class Workbench {
 public:
     /// Validates the file, then lets llama.cpp load it. Throws Error(bad_file),
@@ -61,7 +67,8 @@ public:
     /// Metadata of the output and its exact size for a choice of types (by tensor; others as in the
     /// source).
     gguf::Metadata output_metadata(const std::map<std::string, ggml_type>& types,
-                                   const std::string& plan_hash, const std::string& method) const;
+                                   const std::string& plan_hash, const std::string& method,
+                                   const EncodingFacts& facts = {}) const;
     std::vector<gguf::PlannedTensor> output_tensors(
         const std::map<std::string, ggml_type>& types) const;
     uint64_t output_size(const std::map<std::string, ggml_type>& types) const;

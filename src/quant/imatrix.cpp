@@ -135,7 +135,7 @@ Importance Imatrix::importance(const std::string& tensor_name) const {
             for (float& value : values) value /= count;
         } else if (!is_legacy) {
             std::fill(values.begin(), values.end(), 1.0f);
-            ++result.n_unrouted;
+            result.unrouted.push_back(static_cast<int64_t>(m));
         }
     }
     return result;

@@ -22,8 +22,8 @@ struct ImatrixEntry {
 
 /// What an entry gives the quantizers.
 struct Importance {
-    std::vector<float> values;  ///< [n_mat][n_per_row], as llama-quantize computes them
-    int64_t n_unrouted = 0;     ///< matrices (experts) that saw no token; their values are 1
+    std::vector<float> values;      ///< [n_mat][n_per_row], as llama-quantize computes them
+    std::vector<int64_t> unrouted;  ///< matrices (experts) that saw no token; their values are 1
 };
 
 struct Imatrix {

@@ -107,7 +107,7 @@ TEST(FaultInjection, EveryFaultInEveryRuleTurnsItsGradientChecksRed) {
             continue;
         }
         int n_of_rule = 0;
-        for (int source = 0; source < 3; ++source) {
+        for (int source = 0; source < 4; ++source) {
             for (const Fault fault :
                  {Fault::one_percent, Fault::negated, Fault::dropped, Fault::shuffled}) {
                 const std::string mutant =

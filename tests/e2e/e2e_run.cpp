@@ -34,6 +34,7 @@ void write_source(const fs::path& path, const SourceOptions& options) {
     tiny.seed = options.seed;
     tiny.n_embd = options.n_embd;
     tiny.n_layer = options.n_layer;
+    tiny.n_expert = options.n_expert;
     fs::path draft = path;
     draft += ".draft";
     testing::write_tiny_model(draft, tiny);
@@ -42,8 +43,9 @@ void write_source(const fs::path& path, const SourceOptions& options) {
         std::vector<gguf::PlannedTensor> planned;
         for (const gguf::TensorInfo& tensor : file.tensors()) {
             if (options.tied && tensor.name == "output.weight") continue;
-            planned.push_back(
-                {tensor.name, tensor.n_rows() > 1 ? options.type : tensor.type, tensor.ne});
+            // Norms and routers are F32 in every file.
+            const bool is_f32 = tensor.type == GGML_TYPE_F32;
+            planned.push_back({tensor.name, is_f32 ? tensor.type : options.type, tensor.ne});
         }
         gguf::Writer writer(path, file.metadata(), planned);
         for (const gguf::PlannedTensor& plan : planned) {
@@ -75,6 +77,7 @@ pipeline::Settings quick_settings(const fs::path& model, const fs::path& output)
     settings.types = {"Q2_K", "Q3_K", "Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0"};
     settings.layout = pipeline::LayoutMethod::gates_plain;
     settings.feedback = false;
+    settings.tune = pipeline::TuneMethod::none;
     settings.gates.lr = 0.3;
     settings.compare = false;
     settings.n_threads = 2;

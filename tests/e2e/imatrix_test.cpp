@@ -79,7 +79,8 @@ void expect_agreement_with_llama_imatrix(const SourceOptions& source, ggml_type 
     const quant::Imatrix theirs = quant::read_imatrix(folder / "theirs.gguf");
     EXPECT_EQ(theirs.chunk_count, 8u) << "not the same tokens";
     EXPECT_EQ(ours.chunk_count, 8u);
-    EXPECT_EQ(theirs.entries.size(), source.tied ? 7u : 8u);
+    const size_t n_entries = source.n_expert > 0 ? 9 : 8;  // a router besides
+    EXPECT_EQ(theirs.entries.size(), n_entries - (source.tied ? 1 : 0));
     for (const auto& [name, entry] : theirs.entries) {
         const auto found = ours.entries.find(name);
         ASSERT_NE(found, ours.entries.end()) << name;
@@ -91,7 +92,7 @@ void expect_agreement_with_llama_imatrix(const SourceOptions& source, ggml_type 
     }
     const std::string head = source.tied ? "token_embd.weight" : "output.weight";
     EXPECT_EQ(ours.entries.count(head), 1u) << "the head has no entry";
-    EXPECT_EQ(ours.entries.size(), 8u);
+    EXPECT_EQ(ours.entries.size(), n_entries);
 }
 
 constexpr double kTolerance = 1e-3;
@@ -111,6 +112,24 @@ TEST(ImatrixOfARun, CoversTheHeadOfATiedEmbeddingAndAgreesForBF16Weights) {
 TEST(ImatrixOfARun, AgreesForBF16WeightsUpToTheRoundingOfLlamaCppsActivations) {
     expect_agreement_with_llama_imatrix({.type = GGML_TYPE_BF16}, GGML_TYPE_BF16,
                                         kRoundedActivations);
+}
+
+TEST(ImatrixOfARun, AgreesForEachExpertInActivationCountsAndSums) {
+    expect_agreement_with_llama_imatrix({.type = GGML_TYPE_F32, .n_expert = 20}, GGML_TYPE_F32,
+                                        kTolerance);
+}
+
+TEST(ImatrixOfARun, NamesTheExpertsThatNoTokenReached) {
+    const TempFolder folder;
+    write_source(folder / "model.gguf", {.n_layer = 2, .n_expert = 20});
+    pipeline::Settings settings = quick_settings(folder / "model.gguf", folder / "out.gguf");
+    settings.types = {"Q4_0", "Q8_0"};
+    settings.size_bytes = size_between(settings, 0.5);
+    RecordingObserver observer;
+    quantize(settings, observer);
+    const std::string log = observer.log_text(LogLevel::warn);
+    EXPECT_NE(log.find("2 experts saw no calibration token"), std::string::npos) << log;
+    EXPECT_NE(log.find("blk.0 (19); blk.1 (19)"), std::string::npos) << log;
 }
 
 TEST(ImatrixOfARun, AgreesForRowsThatAreNoMultipleOf256) {

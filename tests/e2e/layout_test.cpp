@@ -29,6 +29,7 @@ protected:
         settings.score_tolerance = 0.0;
         settings.bpw = bpw;
         settings.feedback = false;
+        settings.tune = pipeline::TuneMethod::none;
         settings.n_threads = 2;
         settings.types = {"Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0"};
         return settings;

@@ -63,6 +63,7 @@ INSTANTIATE_TEST_SUITE_P(
              {.type = GGML_TYPE_Q8_0, .n_embd = 160, .tied = true},
              {"Q4_0", "Q4_1", "Q5_0", "Q8_0"},
              {}},
+        Case{"bf16_experts", {.n_expert = 20}, {"Q2_K", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS"}, {}},
         Case{"bf16_kept_tensors", {}, {}, {"output.weight", "blk.0.attn_v.weight"}}),
     [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
 

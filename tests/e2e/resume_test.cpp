@@ -35,6 +35,11 @@ protected:
         }
     }
 
+    /// Interrupts at the beginning of each stage and at its first progress, then lets it finish.
+    /// expected: stages that there must be; kept: those that the last run must not do again.
+    void continues_in_every_stage(const std::vector<const char*>& expected,
+                                  const std::vector<const char*>& kept);
+
     const TempFolder folder;
     pipeline::Settings settings;
     pipeline::Settings reference;
@@ -58,7 +63,8 @@ bool run_until(const pipeline::Settings& settings, const std::string& stage,
     return false;
 }
 
-TEST_F(InterruptedRun, ContinuesInEveryStageAndGivesTheSameFile) {
+void InterruptedRun::continues_in_every_stage(const std::vector<const char*>& expected,
+                                              const std::vector<const char*>& kept) {
     RecordingObserver observer;
     std::set<std::string>
         reporting;  // stages with progress; in the others nothing can be asked for
@@ -72,9 +78,7 @@ TEST_F(InterruptedRun, ContinuesInEveryStageAndGivesTheSameFile) {
         if (std::find(stages.begin(), stages.end(), stage) == stages.end()) stages.push_back(stage);
     }
     const std::set<std::string> known(stages.begin(), stages.end());
-    for (const char* stage :
-         {"tokens", "states", "types", "candidates", "train", "select", "export"})
-        ASSERT_EQ(known.count(stage), 1u) << "no stage " << stage;
+    for (const char* stage : expected) ASSERT_EQ(known.count(stage), 1u) << "no stage " << stage;
     for (const std::string& stage : stages) {
         for (const char* event : {"begin", "progress"}) {
             SCOPED_TRACE(stage + " " + event);
@@ -95,9 +99,27 @@ TEST_F(InterruptedRun, ContinuesInEveryStageAndGivesTheSameFile) {
     for (const pipeline::StageResult& stage : result.stages) {
         if (stage.from_cache) cached.insert(stage.stage);
     }
-    for (const char* stage : {"tokens", "states", "types", "train"})
-        EXPECT_EQ(cached.count(stage), 1u) << stage << " was done again";
+    for (const char* stage : kept) EXPECT_EQ(cached.count(stage), 1u) << stage << " was done again";
     EXPECT_EQ(read_file(settings.output), read_file(reference.output));
+}
+
+TEST_F(InterruptedRun, ContinuesInEveryStageAndGivesTheSameFile) {
+    continues_in_every_stage(
+        {"tokens", "states", "types", "candidates", "train", "select", "export"},
+        {"tokens", "states", "types", "train"});
+}
+
+TEST_F(InterruptedRun, ContinuesInEveryStageOfTheSecondOrderLayoutWithFeedback) {
+    for (pipeline::Settings* s : {&settings, &reference}) {
+        s->layout = pipeline::LayoutMethod::second_order;
+        s->feedback = true;
+        s->feedback_tokens = 256;
+        s->tune = pipeline::TuneMethod::scales;
+        s->tuning.n_steps = 3;
+    }
+    continues_in_every_stage(
+        {"tokens", "states", "types", "score", "select", "feedback", "tune", "export"},
+        {"tokens", "states", "types", "score", "feedback", "tune"});
 }
 
 /// Runs the helper program on the settings; kill_at: the event at which it kills itself, or -1.

@@ -106,21 +106,26 @@ using Directions = std::vector<Vector>;
 /// <dW, D> for every direction of every weight.
 class DirectionSink : public GradientSink {
 public:
-    explicit DirectionSink(const std::map<int, Directions>& directions) : directions_(directions) {}
-    void take(int index, const float* dw, int ith, int) override {
-        if (ith != 0) return;
+    /// For a computation of one thread.
+    DirectionSink(const std::map<int, Directions>& directions,
+                  const std::vector<WeightInfo>& weights)
+        : directions_(directions), weights_(weights) {}
+    void take(int index, const float* dw, int64_t first_row, int64_t n_rows, int) override {
         const Directions& all = directions_.at(index);
         auto& sums = derivative[index];
         sums.resize(all.size(), 0.0);
+        const int64_t n_per_row = weights_[static_cast<size_t>(index)].ne[0];
         for (size_t k = 0; k < all.size(); ++k) {
-            for (size_t i = 0; i < all[k].size(); ++i)
-                sums[k] += static_cast<double>(dw[i]) * static_cast<double>(all[k][i]);
+            const float* direction = all[k].data() + first_row * n_per_row;
+            for (int64_t i = 0; i < n_rows * n_per_row; ++i)
+                sums[k] += static_cast<double>(dw[i]) * static_cast<double>(direction[i]);
         }
     }
     std::map<int, std::vector<double>> derivative;
 
 private:
     const std::map<int, Directions>& directions_;
+    const std::vector<WeightInfo>& weights_;
 };
 
 double relative_error(const Vector& a, const Vector& b) {
@@ -134,10 +139,23 @@ double relative_error(const Vector& a, const Vector& b) {
     return std::sqrt(difference / norm);
 }
 
-Vector run_logits(Executor& executor, FileWeights& weights, std::span<const int32_t> tokens) {
+/// A fingerprint of which expert each row of MUL_MAT_ID's inputs went to: equal in two runs of one
+/// executor of one thread if no routing decision differs. The rows are told apart by their address.
+class RoutingSink : public MomentSink {
+public:
+    void take(int index, int64_t matrix, const float* x, int64_t, int64_t, int, int) override {
+        for (const uint64_t part : {static_cast<uint64_t>(index), static_cast<uint64_t>(matrix),
+                                    static_cast<uint64_t>(reinterpret_cast<uintptr_t>(x))})
+            fingerprint = (fingerprint ^ part) * 0x100000001b3U;
+    }
+    uint64_t fingerprint = 0xcbf29ce484222325U;
+};
+
+Vector run_logits(Executor& executor, FileWeights& weights, std::span<const int32_t> tokens,
+                  MomentSink* moments = nullptr) {
     const std::span<const int32_t> batch[] = {tokens};
     Vector hidden, logits;
-    executor.forward(batch, weights, nullptr,
+    executor.forward(batch, weights, moments,
                      [&](int, std::span<const float> h) { hidden.assign(h.begin(), h.end()); });
     CollectLogits collect(logits, executor.n_vocab());
     executor.logits(
@@ -153,6 +171,12 @@ bool has_gelu_table(const graph::Graph& graph) {
             return true;
     }
     return false;
+}
+
+bool has_routing(const graph::Graph& graph) {
+    return std::any_of(graph.values.begin(), graph.values.end(), [](const graph::Value& value) {
+        return value.kind == graph::ValueKind::op && value.op == GGML_OP_MUL_MAT_ID;
+    });
 }
 
 std::vector<std::string> quantizable(const model::Model& model, const gguf::File& file) {
@@ -218,6 +242,7 @@ private:
         options.exact_gelu = exact_gelu;
         options.memory_bytes = options_.memory_bytes;
         options.stored_types = stored_types;
+        options.moments = !gradients && result_.is_routed;
         options.logits_slice = 7;  // does not divide the tokens: slices are cut to fit
         options.wants_gradient = [this](const WeightInfo& info) {
             return wanted_.contains(info.name);
@@ -227,6 +252,7 @@ private:
 
     void check_replay() {
         result_.smooth = !has_gelu_table(graph_);
+        result_.is_routed = has_routing(graph_);
         const Vector expected = llama_logits({});
         Executor executor = make(false, false, options_.stored_types);
         FileWeights weights(file_, executor.weights());
@@ -257,10 +283,12 @@ private:
         // A few roundings of 2^-24 on the way to each logit, independent of each other.
         logits_noise_ = 4 * 6e-8 * std::sqrt(norm);
         ProjectionLoss loss(projection_, executor.n_vocab());
-        DirectionSink sink(directions);
+        DirectionSink sink(directions, executor.weights());
         const std::span<const int32_t> batch[] = {tokens_};
         executor.step(batch, weights, loss, sink);
         Executor replay = make(false, true);
+        loss_at(replay, weights, -1, {}, 0);
+        routing_ = last_routing_;
         for (const auto& [index, all] : directions) {
             // The direction with the largest derivative is the one that the rounding of the logits
             // disturbs least.
@@ -287,8 +315,11 @@ private:
         return all;
     }
 
+    /// index -1: nothing is moved. Sets last_routing_. Where tokens are routed, the replay is run,
+    /// since its routing can be seen.
     double loss_at(Executor& replay, FileWeights& weights, int index, const Vector& d, float step) {
-        if (result_.smooth && !options_.stored_types) {
+        if (result_.smooth && !result_.is_routed && !options_.stored_types) {
+            if (index < 0) return project(llama_logits({}));
             const std::string& name = replay.weights()[static_cast<size_t>(index)].name;
             const Vector& w = weights.values(index);
             const auto set = [&](ggml_tensor* tensor, float s) {
@@ -301,7 +332,10 @@ private:
             return project(logits);
         }
         weights.move(index, &d, step);
-        const double value = project(run_logits(replay, weights, tokens_));
+        RoutingSink routing;
+        const double value =
+            project(run_logits(replay, weights, tokens_, result_.is_routed ? &routing : nullptr));
+        last_routing_ = routing.fingerprint;
         weights.move(-1, nullptr, 0);
         return value;
     }
@@ -320,34 +354,57 @@ private:
         return sum;
     }
 
+    /// Central difference along d, or NaN where a step changes a routing decision.
+    double difference(Executor& replay, FileWeights& weights, int index, const Vector& d, float h) {
+        double sum = 0;
+        for (const float step : {h, -h}) {
+            sum += (step > 0 ? 1 : -1) * loss_at(replay, weights, index, d, step);
+            if (last_routing_ != routing_) return NAN;
+        }
+        return sum / (2.0 * static_cast<double>(h));
+    }
+
     void check_tensor(Executor& replay, FileWeights& weights, int index, const Vector& d,
                       double analytic) {
-        const auto difference = [&](float h) {
-            return (loss_at(replay, weights, index, d, h) -
-                    loss_at(replay, weights, index, d, -h)) /
-                   (2.0 * static_cast<double>(h));
-        };
         TensorCheck best;
         best.name = replay.weights()[static_cast<size_t>(index)].name;
         best.analytic = analytic;
+        best.numeric = NAN;
         // Richardson-extrapolated central differences with the smallest step that the rounding of
-        // the logits allows: small steps stay between the kinks of RELU and CLAMP, large ones rise
-        // above the rounding.
-        float h = 0.08F;
-        double coarse = difference(h);
-        for (int i = 0; i < 9; ++i) {
-            const double fine = difference(h / 2);
-            best.numeric = (4 * fine - coarse) / 3;
-            best.noise = logits_noise_ / (static_cast<double>(h) / 2) / std::abs(best.numeric);
-            if (best.noise > 1e-3) break;
+        // the logits allows: small steps stay between the kinks of RELU and CLAMP and leave the
+        // routing as it is, large ones rise above the rounding.
+        float h = kFirstStep;
+        // Weak derivatives (queries and keys where attention is nearly even) begin larger.
+        while (h < kLargestStep && noise_of(h / 2, analytic) > kWeakNoise) h *= 2;
+        double coarse = difference(replay, weights, index, d, h);
+        for (; noise_of(h / 2, analytic) < kUselessNoise; h /= 2) {
+            const double fine = difference(replay, weights, index, d, h / 2);
+            const double numeric = (4 * fine - coarse) / 3;
             coarse = fine;
-            h /= 2;
+            if (!std::isfinite(numeric)) {
+                ++best.n_rejected;
+                continue;
+            }
+            best.numeric = numeric;
+            best.noise = noise_of(h / 2, numeric);
+            if (best.noise > 1e-3) break;
         }
         best.difference = std::abs(analytic - best.numeric) / std::abs(best.numeric);
         best.error = best.difference > 3 * best.noise ? best.difference - 3 * best.noise : 0.0;
         if (!(best.difference >= 0)) best.error = NAN;
         result_.tensors.push_back(best);
     }
+
+    /// Relative noise of a derivative from steps of h: the rounding of the logits, and that of the
+    /// moved weights themselves, which is part of the step.
+    double noise_of(float h, double derivative) const {
+        return (logits_noise_ / std::abs(derivative) + 6e-8) / static_cast<double>(h);
+    }
+
+    static constexpr float kFirstStep = 0.08F;
+    static constexpr float kLargestStep = 0.64F;
+    static constexpr double kWeakNoise = 2e-2;
+    static constexpr double kUselessNoise = 1e-1;
 
     std::filesystem::path path_;
     CheckOptions options_;
@@ -358,6 +415,8 @@ private:
     std::map<std::string, bool> wanted_;
     Vector projection_;
     double logits_noise_ = 0;
+    uint64_t routing_ = 0;       // of the source model
+    uint64_t last_routing_ = 0;  // of the last loss
     ModelCheck result_;
 };
 
@@ -366,7 +425,8 @@ private:
 double ModelCheck::worst_error() const {
     double worst = 0;
     for (const TensorCheck& tensor : tensors) {
-        if (!(tensor.error <= worst)) worst = tensor.error;
+        if (std::isnan(tensor.error)) return NAN;
+        worst = std::max(worst, tensor.error);
     }
     return worst;
 }

@@ -14,8 +14,10 @@ struct TensorCheck {
     std::string name;
     double analytic = 0;
     double numeric = 0;
-    double noise = 0;  ///< of the numeric derivative, from the rounding of F32 logits, relative
+    double noise =
+        0;  ///< of the numeric derivative, from the rounding of logits and weights, relative
     double difference = 0;  ///< |analytic - numeric| / |numeric|
+    int n_rejected = 0;     ///< steps that changed a routing decision
     double error = 0;  ///< the part of `difference` that three times the noise does not explain
 };
 
@@ -26,6 +28,7 @@ struct ModelCheck {
     double exact_gelu_error =
         0;               ///< of the replay with exact GELU, where the model has a GELU from a table
     bool smooth = true;  ///< no table lookup: llama.cpp's own logits are differenced
+    bool is_routed = false;  ///< experts: the replay is differenced, which shows the routing
     std::vector<TensorCheck> tensors;
 
     double worst_error() const;

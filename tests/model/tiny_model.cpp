@@ -55,10 +55,21 @@ public:
         : file_(file), memory_(memory), random_(seed, "tiny model") {}
 
     void matrix(const std::string& name, int64_t columns, int64_t rows, double deviation) {
-        ggml_tensor* tensor = ggml_new_tensor_2d(memory_, GGML_TYPE_BF16, columns, rows);
-        auto* data = static_cast<ggml_bf16_t*>(tensor->data);
-        for (int64_t i = 0; i < columns * rows; ++i) {
-            data[i] = ggml_fp32_to_bf16(static_cast<float>(deviation * random_.normal()));
+        fill(ggml_new_tensor_2d(memory_, GGML_TYPE_BF16, columns, rows), name, deviation);
+    }
+
+    void experts(const std::string& name, int64_t columns, int64_t rows, int64_t n,
+                 double deviation) {
+        fill(ggml_new_tensor_3d(memory_, GGML_TYPE_BF16, columns, rows, n), name, deviation);
+    }
+
+    /// The last expert's score is 0: of 20 and more, never one of the two largest.
+    void router(const std::string& name, int64_t columns, int64_t n_expert) {
+        ggml_tensor* tensor = ggml_new_tensor_2d(memory_, GGML_TYPE_F32, columns, n_expert);
+        auto* data = static_cast<float*>(tensor->data);
+        for (int64_t i = 0; i < columns * n_expert; ++i) {
+            const bool is_last = i / columns == n_expert - 1;
+            data[i] = is_last ? 0.0f : static_cast<float>(0.1 * random_.normal());
         }
         add(tensor, name);
     }
@@ -72,6 +83,14 @@ public:
     }
 
 private:
+    void fill(ggml_tensor* tensor, const std::string& name, double deviation) {
+        auto* data = static_cast<ggml_bf16_t*>(tensor->data);
+        for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
+            data[i] = ggml_fp32_to_bf16(static_cast<float>(deviation * random_.normal()));
+        }
+        add(tensor, name);
+    }
+
     void add(ggml_tensor* tensor, const std::string& name) {
         ggml_set_name(tensor, name.c_str());
         gguf_add_tensor(file_, tensor);
@@ -93,7 +112,13 @@ void write_tiny_model(const std::filesystem::path& path, const TinyModelOptions&
     gguf_set_val_u32(file.get(), (arch + ".embedding_length").c_str(), n_embd);
     gguf_set_val_u32(file.get(), (arch + ".block_count").c_str(),
                      static_cast<uint32_t>(options.n_layer));
-    gguf_set_val_u32(file.get(), (arch + ".feed_forward_length").c_str(), 2 * n_embd);
+    const uint32_t n_ff = options.n_expert > 0 ? n_embd : 2 * n_embd;
+    gguf_set_val_u32(file.get(), (arch + ".feed_forward_length").c_str(), n_ff);
+    if (options.n_expert > 0) {
+        gguf_set_val_u32(file.get(), (arch + ".expert_count").c_str(),
+                         static_cast<uint32_t>(options.n_expert));
+        gguf_set_val_u32(file.get(), (arch + ".expert_used_count").c_str(), 2);
+    }
     gguf_set_val_u32(file.get(), (arch + ".attention.head_count").c_str(), 4);
     gguf_set_val_f32(file.get(), (arch + ".attention.layer_norm_rms_epsilon").c_str(), 1e-5f);
     add_vocabulary(file.get(), options);
@@ -113,6 +138,13 @@ void write_tiny_model(const std::filesystem::path& path, const TinyModelOptions&
             make.matrix(block + name + ".weight", d, d, 0.06);
         }
         make.norm(block + "ffn_norm.weight", d);
+        if (options.n_expert > 0) {
+            make.router(block + "ffn_gate_inp.weight", d, options.n_expert);
+            make.experts(block + "ffn_gate_exps.weight", d, d, options.n_expert, 0.06);
+            make.experts(block + "ffn_up_exps.weight", d, d, options.n_expert, 0.06);
+            make.experts(block + "ffn_down_exps.weight", d, d, options.n_expert, 0.06);
+            continue;
+        }
         make.matrix(block + "ffn_gate.weight", d, 2 * d, 0.06);
         make.matrix(block + "ffn_up.weight", d, 2 * d, 0.06);
         make.matrix(block + "ffn_down.weight", 2 * d, d, 0.06);

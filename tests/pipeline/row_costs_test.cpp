@@ -93,6 +93,14 @@ struct Case {
     EncodedSample sample;
 };
 
+/// As the threads of a computation hand a gradient over: each its share of the rows.
+void hand_over(RowCostSink& sink, const std::vector<float>& dw, int n_threads) {
+    for (int thread = 0; thread < n_threads; ++thread) {
+        const int64_t begin = kRows * thread / n_threads, end = kRows * (thread + 1) / n_threads;
+        sink.take(0, dw.data() + begin * kColumns, begin, end - begin, thread);
+    }
+}
+
 std::vector<float> random_gradient(uint64_t seed) {
     Random random(seed, "dw");
     std::vector<float> dw(kColumns * kRows);
@@ -116,7 +124,7 @@ TEST(RowCosts, AreTheSquaredContractionsOfSampledRowsWhateverTheThreads) {
         RowCostSink sink(c.weights, 3);
         sink.set(0, 0, c.sample, c.types, c.norms);
         sink.clear();
-        for (int ith = 0; ith < nth; ++ith) sink.take(0, dw.data(), ith, nth);
+        hand_over(sink, dw, nth);
         ThreadPool pool(1);
         sink.finish(pool);
         expect_equal(sink.chunk().at(0), c.expected(dw));
@@ -133,8 +141,8 @@ TEST(RowCosts, OfATensorWithTwoUsesAreTheSquaresOfTheSum) {
     ThreadPool pool(2);
     for (int round = 0; round < 2; ++round) {  // clear() forgets the chunk before
         sink.clear();
-        for (int ith = 0; ith < 2; ++ith) sink.take(0, first.data(), ith, 2);
-        for (int ith = 0; ith < 2; ++ith) sink.take(0, second.data(), ith, 2);
+        hand_over(sink, first, 2);
+        hand_over(sink, second, 2);
         sink.finish(pool);
         expect_equal(sink.chunk().at(0), c.expected(sum));
     }

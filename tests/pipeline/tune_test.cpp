@@ -228,8 +228,9 @@ TEST_F(ScaleTuning, ValidatorSeesEachSetOfWeightsAndNotTheOneBefore) {
     EncodedRun run(settings, folder / "run");
     Validator validator(run.bench, run.calibration, run.teacher);
     const auto kl = [&](ggml_type type) {
-        const std::vector<ggml_type> types(run.bench.tensors().size(), type);
-        return validator.token_kl(run.candidates.plain(types), run.cancellation);
+        return validator.token_kl(
+            run.candidates.plain(std::vector<ggml_type>(run.bench.tensors().size(), type)),
+            run.cancellation);
     };
     const std::vector<float> coarse = kl(GGML_TYPE_Q2_K), fine = kl(GGML_TYPE_Q8_0);
     EXPECT_GT(std::accumulate(coarse.begin(), coarse.end(), 0.0),

@@ -102,14 +102,14 @@ TEST(Imatrix, FileIsWhatGgmlsOwnReaderExpects) {
 TEST(Imatrix, ImportanceIsTheSumDividedInFloatAndOneForUnroutedExperts) {
     const Imatrix imatrix = sample();
     const Importance dense = imatrix.importance("output.weight");
-    EXPECT_EQ(dense.n_unrouted, 0);
+    EXPECT_TRUE(dense.unrouted.empty());
     for (size_t i = 0; i < dense.values.size(); ++i) {
         EXPECT_EQ(dense.values[i], imatrix.entries.at("output.weight").sums[i] / 1533.0f);
     }
     EXPECT_EQ(dense.values[7], 0.0f);
     const Importance experts = imatrix.importance("blk.0.ffn_up_exps.weight");
     const std::vector<float>& sums = imatrix.entries.at("blk.0.ffn_up_exps.weight").sums;
-    EXPECT_EQ(experts.n_unrouted, 1);
+    EXPECT_EQ(experts.unrouted, std::vector<int64_t>{1});
     for (size_t i = 0; i < 32; ++i) {
         EXPECT_EQ(experts.values[i], sums[i] / 100.0f);
         EXPECT_EQ(experts.values[32 + i], 1.0f);

@@ -98,17 +98,19 @@ bool indices_match(const ggml_tensor* indices, const ggml_tensor* rows) {
 
 }  // namespace
 
-Grads get_rows(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& /*needs*/) {
-    const ggml_tensor* table = node->src[0];
+ggml_tensor* add_rows(Tape& tape, const ggml_tensor* table, ggml_tensor* rows,
+                      ggml_tensor* indices) {
     const bool is_matrix = table->ne[2] == 1 && table->ne[3] == 1;
     if (!tape.options().cpu_custom_ops && is_matrix) {
         auto* shape = const_cast<ggml_tensor*>(table);  // NOLINT: read for its shape only
-        return {
-            ggml_get_rows_back(tape.context(), out_grad, tape.constant_i32(node->src[1]), shape)};
+        return ggml_get_rows_back(tape.context(), rows, tape.constant_i32(indices), shape);
     }
-    ggml_tensor* const args[] = {out_grad, node->src[1]};
-    return {
-        tape.custom(GGML_TYPE_F32, shape_of(table), args, add_rows_kernel, kernels::NoParams{})};
+    ggml_tensor* const args[] = {rows, indices};
+    return tape.custom(GGML_TYPE_F32, shape_of(table), args, add_rows_kernel, kernels::NoParams{});
+}
+
+Grads get_rows(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& /*needs*/) {
+    return {add_rows(tape, node->src[0], out_grad, node->src[1])};
 }
 
 Grads set_rows(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs) {

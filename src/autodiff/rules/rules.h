@@ -69,6 +69,18 @@ ggml_tensor* gather_windows(Tape& tape, const ggml_tensor* root, std::span<const
 // rows.cpp
 Grads get_rows(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
 Grads set_rows(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+/// The sum of `rows` (contiguous F32) by index, in the shape of `table`.
+ggml_tensor* add_rows(Tape& tape, const ggml_tensor* table, ggml_tensor* rows,
+                      ggml_tensor* indices);
+
+// experts.cpp
+Grads mul_mat_id(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads add_id(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+
+// hyper_connections.cpp
+Grads hc_pre(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads hc_post(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads hc_comb(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
 
 // reduce.cpp
 Grads sum(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);

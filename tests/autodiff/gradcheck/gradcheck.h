@@ -186,5 +186,7 @@ std::vector<Case> softmax_cases();
 std::vector<Case> rope_cases();
 std::vector<Case> view_cases();
 std::vector<Case> row_cases();
+std::vector<Case> expert_cases();
+std::vector<Case> hyper_connection_cases();
 
 }  // namespace voodoo::gradcheck
