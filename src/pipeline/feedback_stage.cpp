@@ -189,19 +189,19 @@ private:
         return !h.empty() && encode_tensor(index, leader, h, timer);
     }
 
-    static quant::FeedbackOptions feedback_options() {
+    /// Wide blocks in parts, without sweeps: six encodings of a tensor. Two sweeps would make it
+    /// fourteen for a few per cent more (docs/search.md). Narrow blocks have few parts: five.
+    static quant::FeedbackOptions feedback_options(ggml_type type) {
         quant::FeedbackOptions options;
-        // Whole blocks and one sweep: four encodings of a tensor. Parts of 64 columns and two sweeps
-        // need fourteen.
-        options.sub_columns = 256;
-        options.n_sweeps = 1;
+        const quant::FeedbackColumns columns = quant::feedback_columns(type, options);
+        if (columns.group < columns.block) options.n_sweeps = 0;
         return options;
     }
 
     /// Weights with the same input and blocks of the same width share their factors.
     const quant::FeedbackFactors& factors(int leader, ggml_type type, const std::vector<float>& h,
                                           int64_t n) {
-        const quant::FeedbackOptions options = feedback_options();
+        const quant::FeedbackOptions options = feedback_options(type);
         const quant::FeedbackColumns columns = quant::feedback_columns(type, options);
         return factors_
             .try_emplace({leader, columns.block, columns.group}, h.data(), n, columns,
@@ -226,7 +226,7 @@ private:
         const quant::FeedbackResult result = quant::feedback(
             bench_.encoder(), types_[t], source.data(), tensor.shape.n_rows,
             factors(leader, types_[t], h, n), importance.empty() ? nullptr : importance.data(),
-            adjusted.data(), feedback_options(), bench_.pool(), &cancellation_);
+            adjusted.data(), feedback_options(types_[t]), bench_.pool(), &cancellation_);
         if (result.usable && result.error < result.error_plain) {
             auto [stored, hash] = candidates_.encode_adjusted(t, types_[t], adjusted);
             if (stored.usable()) {
@@ -290,7 +290,7 @@ void apply_feedback(Workbench& bench, const Calibration& calibration, Candidates
                     std::vector<StageResult>& results, Observer& observer,
                     const Cancellation& cancellation) {
     Sha256 hash;
-    hash.update(fmt::format("feedback {} {} {} {}", bench.fingerprint(), calibration.token_hash,
+    hash.update(fmt::format("feedback 2 {} {} {} {}", bench.fingerprint(), calibration.token_hash,
                             bench.settings().feedback_tokens, bench.encoder().identity()));
     hash.update(sha256_hex(read_file(calibration.imatrix_path)));
     for (const ggml_type type : types) hash.update(fmt::format("{} ", static_cast<int>(type)));

@@ -165,7 +165,7 @@ Trained train(Session& session, const Calibration& calibration, Candidates& cand
     Trained trained;
     trained.selection =
         select_layout(session.bench, calibration, candidates, types, all, searches, teacher,
-                      session.results, session.observer, session.cancellation);
+                      session.run, session.results, session.observer, session.cancellation);
     const Layout& layout = trained.selection.layouts[trained.selection.best];
     trained.plan = make_plan(session.bench, calibration, layout);
     trained.finished = finish_layout(session.bench, calibration, candidates, layout,

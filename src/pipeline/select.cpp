@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -17,7 +18,7 @@ class Selector {
 public:
     Selector(Workbench& bench, const Calibration& calibration, Candidates& candidates,
              const CandidateTypes& types, const CandidateTypes& all_types,
-             const std::vector<SearchValues>& searches, Observer& observer,
+             const std::vector<SearchValues>& searches, const RunDir& run, Observer& observer,
              const Cancellation& cancellation)
         : bench_(bench),
           calibration_(calibration),
@@ -25,6 +26,7 @@ public:
           types_(types),
           all_types_(all_types),
           searches_(searches),
+          run_(run),
           observer_(observer),
           cancellation_(cancellation) {}
 
@@ -39,7 +41,7 @@ public:
         add_mixes(selection.layouts);
         Validator validator(bench_, calibration_, teacher);
         for (Layout& layout : selection.layouts) {
-            layout.token_kl = validator.token_kl(candidates_.plain(layout.types), cancellation_);
+            layout.token_kl = measured(validator, layout);
             const MeanKl kl = mean_kl(layout.token_kl, calibration_.chunk_len);
             observer_.log(LogLevel::info,
                           fmt::format("{}: {} bytes, validation KL {:.5f} +- {:.5f}", layout.name,
@@ -173,6 +175,31 @@ private:
         }
     }
 
+    /// KL of the validation tokens; kept in the run directory, since other sizes and a run that
+    /// goes on meet the same layouts again.
+    std::vector<float> measured(Validator& validator, const Layout& layout) const {
+        Sha256 hash;
+        hash.update(fmt::format("validation {} {} {}", bench_.fingerprint(),
+                                calibration_.token_hash, bench_.encoder().identity()));
+        hash.update(sha256_hex(read_file(calibration_.imatrix_path)));
+        for (const ggml_type type : layout.types)
+            hash.update(fmt::format("{} ", static_cast<int>(type)));
+        const auto n_tokens = static_cast<size_t>(calibration_.n_valid) *
+                              static_cast<size_t>(calibration_.batch_tokens());
+        const std::filesystem::path path = run_.file("validation") / (hash.hex() + ".f32");
+        if (std::filesystem::exists(path)) {
+            const std::string bytes = read_file(path);
+            std::vector<float> kl(bytes.size() / sizeof(float));
+            std::memcpy(kl.data(), bytes.data(), kl.size() * sizeof(float));
+            if (kl.size() == n_tokens) return kl;
+        }
+        std::vector<float> kl = validator.token_kl(candidates_.plain(layout.types), cancellation_);
+        std::filesystem::create_directories(path.parent_path());
+        write_file_atomic(path,
+                          {reinterpret_cast<const char*>(kl.data()), kl.size() * sizeof(float)});
+        return kl;
+    }
+
     /// Adds a layout if ggml can represent every tensor in it.
     void encode_and_add(Layout layout, std::vector<Layout>& layouts) const {
         if (layout.file_bytes > bench_.target_bytes()) return;
@@ -214,6 +241,7 @@ private:
     const CandidateTypes& types_;
     const CandidateTypes& all_types_;
     const std::vector<SearchValues>& searches_;
+    const RunDir& run_;
     size_t n_searched_ = 0;  // the first layouts, in order of preference
     Observer& observer_;
     const Cancellation& cancellation_;
@@ -223,13 +251,13 @@ private:
 
 Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates,
                         const CandidateTypes& types, const CandidateTypes& all_types,
-                        const std::vector<SearchValues>& searches, Teacher& teacher,
+                        const std::vector<SearchValues>& searches, Teacher& teacher, RunDir& run,
                         std::vector<StageResult>& results, Observer& observer,
                         const Cancellation& cancellation) {
     StageTimer timer("select", 0, "plans", observer);
-    Selection selection =
-        Selector(bench, calibration, candidates, types, all_types, searches, observer, cancellation)
-            .run(teacher);
+    Selection selection = Selector(bench, calibration, candidates, types, all_types, searches, run,
+                                   observer, cancellation)
+                              .run(teacher);
     timer.finish(results);
     return selection;
 }

@@ -42,7 +42,7 @@ struct SearchValues {
 /// the lowest measured KL wins.
 Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates,
                         const CandidateTypes& types, const CandidateTypes& all_types,
-                        const std::vector<SearchValues>& searches, Teacher& teacher,
+                        const std::vector<SearchValues>& searches, Teacher& teacher, RunDir& run,
                         std::vector<StageResult>& results, Observer& observer,
                         const Cancellation& cancellation);
 

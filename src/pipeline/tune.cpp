@@ -43,7 +43,7 @@ class GradientSums : public engine::GradientSink {
 public:
     /// indices: weight of each tensor.
     GradientSums(const std::vector<engine::WeightInfo>& weights, const std::vector<int>& indices)
-        : tensor_(weights.size(), -1) {
+        : weights_(weights), tensor_(weights.size(), -1) {
         for (size_t t = 0; t < indices.size(); ++t) {
             const auto i = static_cast<size_t>(indices[t]);
             tensor_[i] = static_cast<int>(t);
@@ -53,18 +53,17 @@ public:
     void clear() {
         for (auto& row : sums_) std::fill(row.begin(), row.end(), 0.0);
     }
-    void take(int index, const float* dw, int ith, int nth) override {
+    void take(int index, const float* dw, int64_t first_row, int64_t n_rows, int) override {
         const int t = tensor_[static_cast<size_t>(index)];
         if (t < 0) return;
-        auto& sums = sums_[static_cast<size_t>(t)];
-        const size_t n = sums.size();
-        const size_t end = n * static_cast<size_t>(ith + 1) / static_cast<size_t>(nth);
-        for (size_t i = n * static_cast<size_t>(ith) / static_cast<size_t>(nth); i < end; ++i)
-            sums[i] += static_cast<double>(dw[i]);
+        const int64_t n_per_row = weights_[static_cast<size_t>(index)].ne[0];
+        double* sums = sums_[static_cast<size_t>(t)].data() + first_row * n_per_row;
+        for (int64_t i = 0; i < n_rows * n_per_row; ++i) sums[i] += static_cast<double>(dw[i]);
     }
     const std::vector<std::vector<double>>& sums() const { return sums_; }
 
 private:
+    const std::vector<engine::WeightInfo>& weights_;
     std::vector<int> tensor_;  // by weight: index into sums_, or -1
     std::vector<std::vector<double>> sums_;
 };

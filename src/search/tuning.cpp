@@ -125,9 +125,9 @@ std::vector<float> Tuning::values_at(size_t t, const Rows& z) const {
     std::vector<float> values(tensor.source.size());
     for (size_t i = 0; i < values.size(); ++i) {
         const double w = tensor.source[i];
-        values[i] = static_cast<float>(tensor.form == TuningForm::multiplied
-                                           ? w * std::exp(z[t][i])
-                                           : w + scale_[t] * z[t][i]);
+        values[i] =
+            static_cast<float>(tensor.form == TuningForm::multiplied ? w * std::exp(z[t][i])
+                                                                     : w + scale_[t] * z[t][i]);
     }
     return values;
 }
@@ -200,8 +200,8 @@ void Tuning::check(std::vector<double> chunk_losses) {
         best_z_ = z_;
         return;
     }
-    stopped_ = compare_paired(now.loss, checks_[best_].loss, kStopErrors).verdict ==
-               Verdict::b_better;
+    stopped_ =
+        compare_paired(now.loss, checks_[best_].loss, kStopErrors).verdict == Verdict::b_better;
 }
 
 PairedComparison Tuning::gain() const {
@@ -215,8 +215,10 @@ bool Tuning::accepted() const {
 
 // The state is a sequence of doubles (counts are exact in them).
 std::string Tuning::serialize() const {
-    std::vector<double> out{static_cast<double>(step_), static_cast<double>(n_applied_),
-                            stopped_ ? 1.0 : 0.0, static_cast<double>(best_),
+    std::vector<double> out{static_cast<double>(step_),
+                            static_cast<double>(n_applied_),
+                            stopped_ ? 1.0 : 0.0,
+                            static_cast<double>(best_),
                             static_cast<double>(checks_.size()),
                             checks_.empty() ? 0.0 : static_cast<double>(checks_[0].loss.size())};
     const auto append = [&](const std::vector<double>& row) {

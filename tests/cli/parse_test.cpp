@@ -90,7 +90,7 @@ std::string sample(const pipeline::FieldInfo& field) {
         case pipeline::ValueKind::on_off:
             return "off";
         case pipeline::ValueKind::choice:
-            return "linear";
+            return std::string(field.value.substr(field.value.rfind('|') + 1));
         default:
             return "some_value";
     }

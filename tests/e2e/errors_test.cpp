@@ -158,19 +158,19 @@ TEST_F(RefusedRun, WithAPlanOfAnotherModel) {
 class UnsupportedModel : public RefusedRun {
 protected:
     /// Has llama.cpp write its small model of an architecture.
-    fs::path small_model(const std::string& architecture) {
+    fs::path small_model(const std::string& architecture, const std::string& kind = "dense") {
         fs::create_directories(folder / "archs");
         testing::run_llama_tool("test-llama-archs", {"-a", architecture, "-o", folder / "archs"});
-        return folder / ("archs/" + architecture + "-dense.gguf");
+        return folder / ("archs/" + architecture + "-" + kind + ".gguf");
     }
 };
 
-TEST_F(UnsupportedModel, OfARecurrentArchitectureIsRefusedNamingItsOpsAndComputesNothing) {
-    settings.model = small_model("mamba");
+TEST_F(UnsupportedModel, WithSparseAttentionIsRefusedNamingItsOpsAndComputesNothing) {
+    settings.model = small_model("glm-dsa", "moe");
     settings.types.clear();
     settings.bpw = 8.0;
     settings.size_bytes.reset();
-    expect_refused(ErrorKind::unsupported_op, {"mamba", "SSM_SCAN", "SSM_CONV"});
+    expect_refused(ErrorKind::unsupported_op, {"glm-dsa", "LIGHTNING_INDEXER"});
 }
 
 TEST_F(UnsupportedModel, OfADiffusionModelIsRefused) {
@@ -181,18 +181,8 @@ TEST_F(UnsupportedModel, OfADiffusionModelIsRefused) {
     expect_refused(ErrorKind::unsupported_model, {"quantization"});
 }
 
-TEST_F(UnsupportedModel, OfAMixtureOfExpertsIsRefusedNamingItsOps) {
-    fs::create_directories(folder / "archs");
-    testing::run_llama_tool("test-llama-archs", {"-a", "llama", "-o", folder / "archs"});
-    settings.model = folder / "archs/llama-moe.gguf";
-    settings.types.clear();
-    settings.bpw = 8.0;
-    settings.size_bytes.reset();
-    expect_refused(ErrorKind::unsupported_op, {"MUL_MAT_ID"});
-}
-
 TEST_F(UnsupportedModel, IsWhatDoctorReports) {
-    settings.model = small_model("mamba");
+    settings.model = small_model("glm-dsa", "moe");
     const pipeline::DoctorReport bad = pipeline::doctor(settings);
     EXPECT_FALSE(bad.ok());
     settings.model = folder / "model.gguf";
