@@ -233,13 +233,31 @@ BackwardResult backward(Tape& tape, std::span<ggml_tensor* const> forward_nodes,
 std::vector<Unsupported> audit(std::span<const ggml_tensor* const> nodes,
                                const std::function<bool(const ggml_tensor*)>& is_wanted) {
     Dependence dependence(find_rule, is_wanted);
-    UnsupportedList problems;
+    std::unordered_set<const ggml_tensor*> used;
     for (const ggml_tensor* node : nodes) {
         dependence.visit(node);
-        if (dependence.leads_on(node)) {
-            const std::string problem = dependence.problem(node);
-            if (!problem.empty()) {
-                problems.add(node, problem);
+        for (int i = 0; i < GGML_MAX_SRC; ++i) {
+            if (reads_values_of(node, i)) {
+                used.insert(node->src[i]);
+            }
+        }
+    }
+    // Only what a gradient of the outputs reaches: not, say, the scores behind a selection of rows.
+    std::unordered_set<const ggml_tensor*> reached;
+    UnsupportedList problems;
+    for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
+        const bool is_output = used.count(*it) == 0;
+        if (!dependence.leads_on(*it) || !(is_output || reached.count(*it) != 0)) {
+            continue;
+        }
+        const std::string problem = dependence.problem(*it);
+        if (!problem.empty()) {
+            problems.add(*it, problem);
+        }
+        const Needs needs = dependence.needs_of(*it);
+        for (int i = 0; i < GGML_MAX_SRC; ++i) {
+            if (needs[i]) {
+                reached.insert((*it)->src[i]);
             }
         }
     }
