@@ -48,6 +48,11 @@ constexpr const char* kDense[] = {
     "refact",         "seed_oss",  "smollm3",     "spark2_5",   "stablelm",  "starcoder",
     "starcoder2",     "talkie",    "xverse"};
 
+/// State space models, short convolutions and linear attention, alone or beside attention.
+constexpr const char* kRecurrent[] = {"falcon-h1", "granitehybrid", "jamba",      "lfm2",
+                                      "mamba",     "mamba2",        "nemotron_h", "nemotron_h_moe",
+                                      "plamo2",    "qwen35"};
+
 /// Generated as mixtures of experts, but without an expert layer at their depth.
 constexpr const char* kDenseInFact[] = {"ernie4_5-moe.gguf", "paddleocr-moe.gguf",
                                         "refact-moe.gguf"};
@@ -55,6 +60,12 @@ constexpr const char* kDenseInFact[] = {"ernie4_5-moe.gguf", "paddleocr-moe.gguf
 std::vector<std::string> dense_files() {
     std::vector<std::string> files(std::begin(kDenseInFact), std::end(kDenseInFact));
     for (const char* name : kDense) files.push_back(std::string(name) + "-dense.gguf");
+    return files;
+}
+
+std::vector<std::string> recurrent_files() {
+    std::vector<std::string> files;
+    for (const char* name : kRecurrent) files.push_back(std::string(name) + "-dense.gguf");
     return files;
 }
 
@@ -96,11 +107,11 @@ void expect_good(const ModelCheck& check) {
     }
 }
 
-TEST_F(ArchTest, ReplaysAndDifferentiatesEveryDenseAttentionModel) {
+void expect_all_good(const fs::path& folder, const std::vector<std::string>& files) {
     size_t n_tensors = 0;
-    for (const std::string& file : dense_files()) {
+    for (const std::string& file : files) {
         SCOPED_TRACE(file);
-        const ModelCheck check = check_model(folder_ / file, {});
+        const ModelCheck check = check_model(folder / file, {});
         expect_good(check);
         n_tensors += check.tensors.size();
         std::printf(
@@ -109,7 +120,15 @@ TEST_F(ArchTest, ReplaysAndDifferentiatesEveryDenseAttentionModel) {
             file.c_str(), check.replay_error, check.exact_gelu_error, check.tensors.size(),
             median_error(check), check.worst_error());
     }
-    std::printf("%zu models, %zu tensors\n", dense_files().size(), n_tensors);
+    std::printf("%zu models, %zu tensors\n", files.size(), n_tensors);
+}
+
+TEST_F(ArchTest, ReplaysAndDifferentiatesEveryDenseAttentionModel) {
+    expect_all_good(folder_, dense_files());
+}
+
+TEST_F(ArchTest, ReplaysAndDifferentiatesEveryRecurrentModel) {
+    expect_all_good(folder_, recurrent_files());
 }
 
 TEST_F(ArchTest, GradientsAreTheSameInManySegmentsAndWithTwoSequences) {
@@ -124,13 +143,24 @@ TEST_F(ArchTest, GradientsAreTheSameInManySegmentsAndWithTwoSequences) {
     }
 }
 
+TEST_F(ArchTest, RecurrentGradientsAreTheSameInManySegmentsAndWithTwoSequences) {
+    for (const std::string& file : recurrent_files()) {
+        SCOPED_TRACE(file);
+        CheckOptions options;
+        options.memory_bytes = 1;  // as many segments as there are
+        options.n_sequences = 2;
+        expect_good(check_model(folder_ / file, options));
+    }
+}
+
 TEST_F(ArchTest, TheAuditNamesTheMissingOpsOfEveryOtherModel) {
-    const std::vector<std::string> list = dense_files();
-    const std::set<std::string> dense(list.begin(), list.end());
+    std::set<std::string> supported;
+    for (const auto& list : {dense_files(), recurrent_files()})
+        supported.insert(list.begin(), list.end());
     int n_refused = 0;
     for (const auto& entry : fs::directory_iterator(folder_)) {
         const std::string file = entry.path().filename().string();
-        if (dense.contains(file)) continue;
+        if (supported.contains(file)) continue;
         SCOPED_TRACE(file);
         const ModelCheck check = check_model(entry.path(), {.gradients = false});
         EXPECT_FALSE(check.unsupported.empty());

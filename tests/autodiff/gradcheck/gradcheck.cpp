@@ -433,7 +433,7 @@ const std::vector<Case>& all_cases() {
     static const auto* const cases = [] {
         auto* all = new std::vector<Case>();
         for (auto* family : {elementwise_cases, activation_cases, matmul_cases, norm_cases,
-                             softmax_cases, rope_cases, view_cases, row_cases}) {
+                             softmax_cases, rope_cases, view_cases, row_cases, recurrent_cases}) {
             const std::vector<Case> some = family();
             all->insert(all->end(), some.begin(), some.end());
         }

@@ -186,5 +186,6 @@ std::vector<Case> softmax_cases();
 std::vector<Case> rope_cases();
 std::vector<Case> view_cases();
 std::vector<Case> row_cases();
+std::vector<Case> recurrent_cases();
 
 }  // namespace voodoo::gradcheck
