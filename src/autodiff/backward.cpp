@@ -123,7 +123,7 @@ public:
             }
             VOODOO_CHECK(grads[i] != nullptr, "[{}::vjp] no gradient for src[{}]", rule->name, i);
             check_gradient(rule->name, node->src[i], grads[i]);
-            pending_[node->src[i]].whole.push_back(grads[i]);
+            pending_[node->src[i]].whole.push_back(with_plain_strides(grads[i]));
         }
     }
 
@@ -153,6 +153,20 @@ private:
                      "shape in contiguous F32",
                      who, grad->ne[0], grad->ne[1], grad->ne[2], grad->ne[3], value->name,
                      value->ne[0], value->ne[1], value->ne[2], value->ne[3]);
+    }
+
+    /// A dimension of size 1 may have any stride in a contiguous tensor, but not every op of ggml
+    /// takes such a tensor.
+    ggml_tensor* with_plain_strides(ggml_tensor* grad) {
+        size_t stride = ggml_type_size(grad->type);
+        for (int d = 0; d < GGML_MAX_DIMS; ++d) {
+            if (grad->nb[d] != stride) {
+                return ggml_reshape_4d(tape_.context(), grad, grad->ne[0], grad->ne[1], grad->ne[2],
+                                       grad->ne[3]);
+            }
+            stride *= static_cast<size_t>(grad->ne[d]);
+        }
+        return grad;
     }
 
     Tape& tape_;
@@ -233,13 +247,31 @@ BackwardResult backward(Tape& tape, std::span<ggml_tensor* const> forward_nodes,
 std::vector<Unsupported> audit(std::span<const ggml_tensor* const> nodes,
                                const std::function<bool(const ggml_tensor*)>& is_wanted) {
     Dependence dependence(find_rule, is_wanted);
-    UnsupportedList problems;
+    std::unordered_set<const ggml_tensor*> used;
     for (const ggml_tensor* node : nodes) {
         dependence.visit(node);
-        if (dependence.leads_on(node)) {
-            const std::string problem = dependence.problem(node);
-            if (!problem.empty()) {
-                problems.add(node, problem);
+        for (int i = 0; i < GGML_MAX_SRC; ++i) {
+            if (reads_values_of(node, i)) {
+                used.insert(node->src[i]);
+            }
+        }
+    }
+    // Only what a gradient of the outputs reaches: not, say, the scores behind a selection of rows.
+    std::unordered_set<const ggml_tensor*> reached;
+    UnsupportedList problems;
+    for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
+        const bool is_output = used.count(*it) == 0;
+        if (!dependence.leads_on(*it) || !(is_output || reached.count(*it) != 0)) {
+            continue;
+        }
+        const std::string problem = dependence.problem(*it);
+        if (!problem.empty()) {
+            problems.add(*it, problem);
+        }
+        const Needs needs = dependence.needs_of(*it);
+        for (int i = 0; i < GGML_MAX_SRC; ++i) {
+            if (needs[i]) {
+                reached.insert((*it)->src[i]);
             }
         }
     }

@@ -99,6 +99,22 @@ std::vector<char> find_needs_gradient(const graph::Graph& graph,
     return needs;
 }
 
+/// Clears what no gradient of the logits reaches, such as the scores behind a selection of rows.
+void drop_unreached(const graph::Graph& graph, std::vector<char>& needs) {
+    std::vector<char> reached(static_cast<size_t>(graph.size()), 0);
+    reached[static_cast<size_t>(graph.output)] = 1;
+    for (ValueId id = graph.size() - 1; id >= 0; --id) {
+        const auto i = static_cast<size_t>(id);
+        if (reached[i] && needs[i]) {
+            for (const ValueId src : graph[id].src) {
+                if (src != kNoValue) reached[static_cast<size_t>(src)] = 1;
+            }
+        } else {
+            needs[i] = 0;
+        }
+    }
+}
+
 }  // namespace
 
 struct Executor::Impl {
@@ -180,6 +196,7 @@ struct Executor::Impl {
             weights.push_back(std::move(info));
         }
         needs_gradient = find_needs_gradient(graph, weight_index, wanted);
+        drop_unreached(graph, needs_gradient);
     }
 
     void activate_tail(WeightSource& source) {

@@ -294,7 +294,9 @@ void Program::activate(HostBlock& weights, ggml_gallocr_t allocator) {
     }
     for (const auto& [id, tensor] : i32_constants_)
         shared_.constants.bind_as_i32(shared_.graph, id, tensor);
-    if (!ggml_gallocr_alloc_graph(allocator, all_)) {
+    // Planned anew: alloc_graph() alone would keep the plan of another program's graph that has as
+    // many nodes of the same sizes, though values that must not share memory there may do so here.
+    if (!ggml_gallocr_reserve(allocator, all_) || !ggml_gallocr_alloc_graph(allocator, all_)) {
         throw Error(ErrorKind::out_of_memory, "no memory for the activations of a segment",
                     "engine", "lower --memory, the chunk length or the number of chunks per step");
     }

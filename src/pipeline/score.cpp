@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -58,25 +59,16 @@ public:
           executor_(bench.capture(1, calibration.chunk_len, true), executor_options()),
           weights_(bench.file(), executor_.weights(), bench.pool()),
           sink_(executor_.weights(), bench.pool().size()) {
-        std::vector<std::string> unused;
         std::vector<search::SampledRows> shapes;
         for (size_t t = 0; t < types.size(); ++t) {
             const Tensor& tensor = bench.tensors()[t];
             const int index = executor_.find_weight(tensor.name);
-            if (index < 0) {
-                unused.push_back(tensor.name);
-                continue;
-            }
+            if (index < 0) continue;
             const EncodedSample& sample = candidates.sample(t, types_of(types[t]));
             sink_.set(index, scored_.size(), sample, types_of(types[t]),
                       squared_norms(bench, tensor));
             shapes.push_back({types[t].size(), tensor.shape.total_rows(), sample.rows.certain});
             scored_.push_back(t);
-        }
-        if (!unused.empty()) {
-            observer.log(LogLevel::warn,
-                         fmt::format("no gradient reaches {}: priced by its error alone",
-                                     fmt::join(unused, ", ")));
         }
         sensitivity_.emplace(std::move(shapes), calibration.chunk_len - skip());
     }
@@ -173,6 +165,41 @@ std::string fingerprint_of(const Workbench& bench, const Calibration& calibratio
     return hash.hex();
 }
 
+/// Tensors that no gradient reaches (looked up by nothing, or behind a selection such as the scores
+/// of a sparse attention's indexer) can't be priced by their effect. They are priced by their
+/// relative error, as the average weight of all other tensors is, and named.
+void price_unreached(const Workbench& bench, const CandidateTypes& types,
+                     const std::vector<size_t>& scored, Scores& scores, Observer& observer) {
+    const auto weighted_error = [&](size_t t, size_t k) {
+        return types[t][k].sample_error *
+               static_cast<double>(bench.tensors()[t].shape.n_elements());
+    };
+    std::vector<size_t> unreached;
+    double cost = 0.0, error = 0.0;
+    for (size_t t = 0; t < types.size(); ++t) {
+        const bool is_scored = std::binary_search(scored.begin(), scored.end(), t);
+        const double sum = std::accumulate(scores.cost[t].begin(), scores.cost[t].end(), 0.0);
+        double errors = 0.0;
+        for (size_t k = 0; k < types[t].size(); ++k) errors += weighted_error(t, k);
+        if (!is_scored || (sum == 0.0 && errors > 0.0)) {
+            unreached.push_back(t);
+        } else {
+            cost += sum;
+            error += errors;
+        }
+    }
+    if (unreached.empty()) return;
+    std::vector<std::string> names;
+    for (const size_t t : unreached) {
+        names.push_back(bench.tensors()[t].name);
+        for (size_t k = 0; k < types[t].size(); ++k)
+            scores.cost[t][k] =
+                error > 0.0 ? cost / error * weighted_error(t, k) : weighted_error(t, k);
+    }
+    observer.log(LogLevel::warn, fmt::format("no gradient reaches {}: priced by their error alone",
+                                             fmt::join(names, ", ")));
+}
+
 Scores from_record(const nlohmann::json& record) {
     return {record.at("cost").get<std::vector<std::vector<double>>>(),
             record.at("error").get<std::vector<std::vector<double>>>(),
@@ -244,12 +271,7 @@ Scores measure_scores(Workbench& bench, const Calibration& calibration, Candidat
     }
     const search::SensitivityScores measured = scorer.sensitivity().scores();
     Scores scores{scorer.spread(measured.cost), scorer.spread(measured.error), measured.n_chunks};
-    // Without a gradient: any price that orders the types by their error.
-    for (size_t t = 0; t < types.size(); ++t) {
-        if (std::binary_search(scorer.scored().begin(), scorer.scored().end(), t)) continue;
-        for (size_t k = 0; k < types[t].size(); ++k)
-            scores.cost[t][k] = 1e-6 * types[t][k].sample_error;
-    }
+    price_unreached(bench, types, scorer.scored(), scores, observer);
     if (measured.n_chunks == 0) {
         throw Error(ErrorKind::unsupported_model, "no chunk of the text gave finite gradients",
                     bench.settings().model.string());

@@ -9,7 +9,7 @@
 namespace voodoo::pipeline {
 
 /// Costs by tensor and type (indices as in `types`), nats of KL per token. A tensor that no
-/// gradient reaches has costs of 0 and is named in the log.
+/// gradient reaches is priced by its error as the average of the others, and named in the log.
 struct Scores {
     std::vector<std::vector<double>> cost;
     std::vector<std::vector<double>> error;  ///< standard errors

@@ -24,6 +24,10 @@ protected:
 
     ggml_context* ctx() { return session_.node_context(); }
 
+    /// Two ops without a rule that keep the shape.
+    ggml_tensor* pool(ggml_tensor* x) { return ggml_pool_1d(ctx(), x, GGML_OP_POOL_AVG, 1, 1, 0); }
+    ggml_tensor* reflect(ggml_tensor* x) { return ggml_pad_reflect_1d(ctx(), x, 0, 0); }
+
     std::vector<ggml_tensor*> order(ggml_tensor* out) {
         ggml_cgraph* graph = ggml_new_graph(ctx());
         ggml_build_forward_expand(graph, out);
@@ -163,12 +167,12 @@ TEST_F(Backward, StopsAtIndicesAndPiecewiseConstantFunctions) {
 
 TEST_F(Backward, NamesEveryOpWithoutARuleBeforeBuildingAnything) {
     ggml_tensor* x = b_.input({4, 3, 1, 1});
-    ggml_tensor* y = ggml_cumsum(ctx(), ggml_cumsum(ctx(), x));
-    ggml_tensor* out = ggml_add(ctx(), ggml_roll(ctx(), y, 1, 0, 0, 0), x);
+    ggml_tensor* y = pool(pool(x));
+    ggml_tensor* out = ggml_add(ctx(), reflect(y), x);
     Tape tape(ctx());
     const std::string error = error_of(tape, out, {x});
-    EXPECT_NE(error.find("CUMSUM x2"), std::string::npos) << error;
-    EXPECT_NE(error.find("ROLL x1"), std::string::npos) << error;
+    EXPECT_NE(error.find("POOL_1D x2"), std::string::npos) << error;
+    EXPECT_NE(error.find("PAD_REFLECT_1D x1"), std::string::npos) << error;
 }
 
 TEST_F(Backward, RefusesAGradientOfTheMaskByName) {
@@ -210,25 +214,69 @@ TEST_F(Backward, RefusesOtherFormsItCanNotDifferentiate) {
     EXPECT_NE(error_of(tape, rotated, {factors}).find("frequency factors"), std::string::npos);
 }
 
+TEST_F(Backward, RefusesRollbackSnapshotsAndTheInitialStatesOfAScan) {
+    Tape tape(ctx());
+    ggml_tensor* q = b_.input({4, 2, 5, 1});
+    ggml_tensor* gate = b_.input({1, 2, 5, 1});
+    ggml_tensor* state = b_.input({4, 4, 2, 1});
+    EXPECT_NE(error_of(tape, ggml_gated_delta_net(ctx(), q, q, q, gate, gate, state, 2), {q})
+                  .find("rollback snapshots"),
+              std::string::npos);
+    ggml_tensor* one = b_.input({4, 2, 5, 1});
+    ggml_tensor* two = b_.input({4, 2, 5, 2});
+    ggml_tensor* gates = b_.input({1, 2, 5, 2});
+    ggml_tensor* states = b_.input({4, 4, 2, 2});
+    EXPECT_NE(
+        error_of(tape, ggml_gated_delta_net(ctx(), one, two, two, gates, gates, states, 1), {one})
+            .find("shared by sequences"),
+        std::string::npos);
+
+    ggml_tensor* dt = b_.input({2, 5, 1, 1});
+    ggml_tensor* decay = b_.input({1, 2, 1, 1});
+    ggml_tensor* bc = b_.input({4, 1, 5, 1});
+    ggml_tensor* ids = b_.indices_i32({1, 1, 1, 1}, [](int64_t) { return 0; });
+    const auto scan = [&](int64_t n_snapshots) {
+        return ggml_ssm_scan(ctx(), state, q, dt, decay, bc, bc, ids, n_snapshots);
+    };
+    EXPECT_NE(error_of(tape, scan(2), {q}).find("rollback snapshots"), std::string::npos);
+    EXPECT_NE(error_of(tape, scan(1), {state}).find("initial states"), std::string::npos);
+}
+
 using Audit = GraphFixture;
 
 TEST_F(Audit, CountsWhatBackwardWouldRefuseAndNothingElse) {
     ggml_tensor* weight = b_.input({4, 4, 1, 1});
     ggml_tensor* data = b_.input({4, 3, 1, 1});
-    ggml_tensor* before = ggml_cumsum(ctx(), data);  // no weight above it
+    ggml_tensor* before = pool(data);  // no weight above it
     ggml_tensor* y = ggml_mul_mat(ctx(), weight, before);
-    ggml_tensor* out =
-        ggml_roll(ctx(), ggml_cumsum(ctx(), ggml_roll(ctx(), y, 1, 0, 0, 0)), 1, 0, 0, 0);
+    ggml_tensor* out = reflect(pool(reflect(y)));
     const std::vector<ggml_tensor*> nodes = order(out);
     const std::vector<const ggml_tensor*> view(nodes.begin(), nodes.end());
     const std::vector<Unsupported> list =
         audit(view, [&](const ggml_tensor* t) { return t == weight; });
     ASSERT_EQ(list.size(), 2U);
-    EXPECT_EQ(list[0].op, "CUMSUM");
-    EXPECT_EQ(list[0].count, 1);
-    EXPECT_EQ(list[1].op, "ROLL");
-    EXPECT_EQ(list[1].count, 2);
+    EXPECT_EQ(list[0].op, "PAD_REFLECT_1D");
+    EXPECT_EQ(list[0].count, 2);
+    EXPECT_EQ(list[1].op, "POOL_1D");
+    EXPECT_EQ(list[1].count, 1);
     EXPECT_TRUE(audit(view, [](const ggml_tensor*) { return false; }).empty());
+}
+
+TEST_F(Audit, PassesOverWhatOnlySelectsRows) {
+    ggml_tensor* weight = b_.input({4, 4, 1, 1});
+    ggml_tensor* data = b_.input({4, 3, 1, 1});
+    ggml_tensor* scores = pool(ggml_mul_mat(ctx(), weight, data));
+    ggml_tensor* chosen = ggml_top_k(ctx(), scores, 2);
+    ggml_tensor* picked = ggml_get_rows(ctx(), weight, ggml_view_1d(ctx(), chosen, 2, 0));
+    const auto unsupported = [&](ggml_tensor* out) {
+        const std::vector<ggml_tensor*> nodes = order(out);
+        return audit(std::vector<const ggml_tensor*>(nodes.begin(), nodes.end()),
+                     [&](const ggml_tensor* t) { return t == weight; });
+    };
+    EXPECT_TRUE(unsupported(picked).empty());
+    ggml_tensor* also_used = ggml_add(ctx(), picked, ggml_view_2d(ctx(), scores, 4, 2, 16, 0));
+    ASSERT_EQ(unsupported(also_used).size(), 1U);
+    EXPECT_EQ(unsupported(also_used)[0].op, "POOL_1D");
 }
 
 using TapeHooksTest = GraphFixture;

@@ -107,7 +107,7 @@ TEST(FaultInjection, EveryFaultInEveryRuleTurnsItsGradientChecksRed) {
             continue;
         }
         int n_of_rule = 0;
-        for (int source = 0; source < 4; ++source) {
+        for (int source = 0; source < GGML_MAX_SRC; ++source) {
             for (const Fault fault :
                  {Fault::one_percent, Fault::negated, Fault::dropped, Fault::shuffled}) {
                 const std::string mutant =
@@ -119,6 +119,9 @@ TEST(FaultInjection, EveryFaultInEveryRuleTurnsItsGradientChecksRed) {
                     continue;
                 }
                 EXPECT_NE(fate, Fate::survived) << mutant << " is not noticed";
+                if (fault == Fault::one_percent && fate == Fate::not_applicable) {
+                    break;  // no such source, or none that gets a gradient
+                }
                 n_of_rule += fate == Fate::killed ? 1 : 0;
             }
         }

@@ -88,4 +88,23 @@ Grads sum_rows(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const
 Grads mean(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
 Grads repeat(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
 
+// ssm_conv.cpp, ssm_scan.cpp, delta_net.cpp, rwkv.cpp
+Grads ssm_conv(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads ssm_scan(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+std::string refuse_ssm_scan(const ggml_tensor* node, const Needs& needs);
+Grads gated_delta_net(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad,
+                      const Needs& needs);
+std::string refuse_gated_delta_net(const ggml_tensor* node, const Needs& needs);
+Grads rwkv_wkv6(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads rwkv_wkv7(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads gated_linear_attn(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad,
+                        const Needs& needs);
+
+// triangular.cpp
+Grads cumsum(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads diag(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads solve_tri(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads roll(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+Grads set(Tape& tape, const ggml_tensor* node, ggml_tensor* out_grad, const Needs& needs);
+
 }  // namespace voodoo::autodiff::rules

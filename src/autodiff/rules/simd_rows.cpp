@@ -1,14 +1,10 @@
 // Vectorised row loops. Not templates or inline: target_clones needs plain functions.
 #include "autodiff/rules/simd_rows.h"
 
+#include <algorithm>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define VOODOO_X86_LEVELS \
-    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define VOODOO_X86_LEVELS
-#endif
+#include "autodiff/x86_levels.h"
 
 namespace voodoo::autodiff::rules {
 
@@ -46,6 +42,13 @@ __attribute__((always_inline)) inline float fast_exp(float x) {
 }  // namespace
 
 VOODOO_X86_LEVELS
+void exp_row(int64_t n, const float* __restrict x, float* __restrict out) {
+    for (int64_t i = 0; i < n; ++i) {
+        out[i] = fast_exp(x[i]);
+    }
+}
+
+VOODOO_X86_LEVELS
 void sigmoid_gate_row(int64_t n, const float* __restrict x, GatePolynomial v,
                       float* __restrict value, float* __restrict slope) {
     for (int64_t i = 0; i < n; ++i) {
@@ -78,6 +81,35 @@ void soft_max_grad_row(int64_t n, const float* __restrict y, const float* __rest
     const auto mean = static_cast<float>(dot);
     for (i = 0; i < n; ++i) {
         out[i] = scale * y[i] * (g[i] - mean);
+    }
+}
+
+VOODOO_X86_LEVELS
+void conv_grad_row(const ConvRow& row) {
+    constexpr int64_t kLanes = 32;
+    const float* __restrict g = row.out_grad;
+    std::fill(row.x_grad, row.x_grad + row.n_tokens + row.n_taps - 1, 0.0F);
+    for (int64_t tap = 0; tap < row.n_taps; ++tap) {
+        const float* __restrict x = row.x + tap;
+        float* __restrict x_grad = row.x_grad + tap;
+        const float w = row.w[tap];
+        float sums[kLanes] = {};
+        int64_t t = 0;
+        for (; t + kLanes <= row.n_tokens; t += kLanes) {
+            for (int64_t lane = 0; lane < kLanes; ++lane) {
+                x_grad[t + lane] += g[t + lane] * w;
+                sums[lane] += g[t + lane] * x[t + lane];
+            }
+        }
+        float sum = 0.0F;
+        for (; t < row.n_tokens; ++t) {
+            x_grad[t] += g[t] * w;
+            sum += g[t] * x[t];
+        }
+        for (const float part : sums) {
+            sum += part;
+        }
+        row.w_grad[tap] += sum;
     }
 }
 

@@ -432,9 +432,9 @@ Outcome check(const Case& c, double scale, const Reference& reference,
 const std::vector<Case>& all_cases() {
     static const auto* const cases = [] {
         auto* all = new std::vector<Case>();
-        for (auto* family :
-             {elementwise_cases, activation_cases, matmul_cases, norm_cases, softmax_cases,
-              rope_cases, view_cases, row_cases, expert_cases, hyper_connection_cases}) {
+        for (auto* family : {elementwise_cases, activation_cases, matmul_cases, norm_cases,
+                             softmax_cases, rope_cases, view_cases, row_cases, expert_cases,
+                             hyper_connection_cases, recurrent_cases}) {
             const std::vector<Case> some = family();
             all->insert(all->end(), some.begin(), some.end());
         }

@@ -188,5 +188,6 @@ std::vector<Case> view_cases();
 std::vector<Case> row_cases();
 std::vector<Case> expert_cases();
 std::vector<Case> hyper_connection_cases();
+std::vector<Case> recurrent_cases();
 
 }  // namespace voodoo::gradcheck
