@@ -21,7 +21,7 @@ std::vector<autodiff::Unsupported> unchecked_ops(const graph::Graph& graph) {
         int count = 0;
         for (const graph::Value& value : graph.values)
             count += value.kind == graph::ValueKind::op && value.op == op ? 1 : 0;
-        if (count > 0) list.push_back({ggml_op_name(op), count, "selection is not checked yet"});
+        if (count > 0) list.push_back({ggml_op_name(op), "selection is not checked yet", count});
     }
     return list;
 }
