@@ -145,7 +145,7 @@ __attribute__((always_inline)) inline void step_backward(const Block& block, int
     }
 }
 
-/// Moves the block's state through all steps in place; `spare` is one more state.
+/// Moves the block's state through all steps in place.
 template <bool kDelta>
 __attribute__((always_inline)) inline void run_forward(const Block& block, float* state) {
     float dots[kRows] = {};
