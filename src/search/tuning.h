@@ -16,7 +16,7 @@ namespace voodoo::search {
 
 struct TuningOptions {
     int64_t n_steps = 100;       ///< at most; schedules end there
-    double lr = 5e-3;            ///< Adam's step, in units of z
+    double lr = 2e-3;            ///< Adam's step, in units of z
     double lr_end_ratio = 0.05;  ///< lr at the end of the cosine / lr
     double warmup_share = 0.1;   ///< share of n_steps in which lr rises linearly from 0
     double beta1 = 0.9;          ///< decay of the gradient's mean, per step
