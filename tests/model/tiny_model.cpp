@@ -123,6 +123,11 @@ void write_tiny_model(const std::filesystem::path& path, const TinyModelOptions&
         gguf_set_val_u32(file.get(), (arch + ".expert_used_count").c_str(),
                          static_cast<uint32_t>(options.n_expert_used));
     }
+    if (options.n_expert_groups > 1) {
+        gguf_set_val_u32(file.get(), (arch + ".expert_group_count").c_str(),
+                         static_cast<uint32_t>(options.n_expert_groups));
+        gguf_set_val_u32(file.get(), (arch + ".expert_group_used_count").c_str(), 2);
+    }
     gguf_set_val_u32(file.get(), (arch + ".attention.head_count").c_str(), 4);
     gguf_set_val_f32(file.get(), (arch + ".attention.layer_norm_rms_epsilon").c_str(), 1e-5f);
     add_vocabulary(file.get(), options);

@@ -20,6 +20,8 @@ struct TinyModelOptions {
     /// the last one.
     int n_expert = 0;
     int n_expert_used = 2;
+    /// Above 1: experts are chosen from the better two of so many groups (a divisor of n_expert).
+    int n_expert_groups = 0;
     int n_ff = 0;  ///< 0: twice n_embd, or n_embd of each expert
 };
 
