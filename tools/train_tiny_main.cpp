@@ -71,7 +71,7 @@ int run(Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app{"Trains a small llama model on text files with the engine's own gradients"};
+    CLI::App app{"Trains a small model on text files with the engine's own gradients"};
     Arguments arguments;
     app.add_option("--text", arguments.text, "Files, and folders of sources and documents")
         ->required();
@@ -80,6 +80,16 @@ int main(int argc, char** argv) {
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     app.add_option("--lr", arguments.train.peak_lr, "Highest learning rate")->capture_default_str();
+    app.add_option("--layers", arguments.train.shape.n_layer, "Blocks")->capture_default_str();
+    app.add_option("--ff", arguments.train.shape.n_ff,
+                   "Inner size of the feed-forward layers, or of each expert: a multiple of 256")
+        ->capture_default_str();
+    app.add_option("--experts", arguments.train.shape.n_expert,
+                   "Experts of each layer (a qwen3moe model); 0 = a dense llama model")
+        ->capture_default_str();
+    app.add_option("--experts-used", arguments.train.shape.n_expert_used,
+                   "Experts that each token takes")
+        ->capture_default_str();
     app.add_option("--seed", arguments.train.seed, "Seed of weights and batches")
         ->capture_default_str();
     app.add_option("--threads", arguments.train.n_threads, "Threads; 0 = all")
