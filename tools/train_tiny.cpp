@@ -284,6 +284,13 @@ double unigram_entropy(std::span<const int32_t> tokens) {
 TrainResult train_tiny(const std::filesystem::path& path, const TextSplit& split,
                        const TrainOptions& options,
                        const std::function<void(const std::string&)>& report) {
+    // llama.cpp would abort.
+    if (options.shape.n_expert > 0 && (options.shape.n_expert_used == 0 ||
+                                       options.shape.n_expert_used > options.shape.n_expert)) {
+        throw Error(ErrorKind::usage,
+                    fmt::format("{} of {} experts can't be used", options.shape.n_expert_used,
+                                options.shape.n_expert));
+    }
     Trainer trainer(path, split, options);
     TrainResult result;
     result.n_weights = trainer.n_weights();

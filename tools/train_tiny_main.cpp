@@ -68,11 +68,7 @@ int run(Arguments& arguments) {
     return 0;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-    CLI::App app{"Trains a small model on text files with the engine's own gradients"};
-    Arguments arguments;
+void add_options(CLI::App& app, Arguments& arguments) {
     app.add_option("--text", arguments.text, "Files, and folders of sources and documents")
         ->required();
     app.add_option("-o,--output", arguments.output, "GGUF to write")->required();
@@ -98,8 +94,16 @@ int main(int argc, char** argv) {
                    "Also write an excerpt of the training text (200 KiB at most)");
     app.add_option("--valid-out", arguments.valid_out,
                    "Also write the validation text (64 KiB at most)");
-    CLI11_PARSE(app, argc, argv);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
     try {
+        CLI::App app{"Trains a small model on text files with the engine's own gradients"};
+        Arguments arguments;
+        add_options(app, arguments);
+        CLI11_PARSE(app, argc, argv);
         return run(arguments);
     } catch (const std::exception& error) {
         fmt::print(stderr, "voodoo-train-tiny: {}\n", error.what());

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "base/error.h"
 #include "base/random.h"
 #include "model/tiny_model.h"
 
@@ -79,6 +80,17 @@ TEST(TrainTiny, OfExpertsHasTheLossThatLlamaPerplexityFinds) {
     options.shape.n_expert = 8;
     options.shape.n_expert_used = 2;
     expect_that_words_are_learned(options);
+}
+
+TEST(TrainTiny, RefusesToUseMoreExpertsThanThereAre) {
+    testing::TempFolder folder;
+    TrainOptions options = small_options();
+    options.shape.n_expert = 2;
+    options.shape.n_expert_used = 3;
+    const TextSplit split{word_text(4000, 1), word_text(600, 2)};
+    EXPECT_THROW(train_tiny(folder / "tiny.gguf", split, options, [](const std::string&) {}),
+                 Error);
+    EXPECT_FALSE(std::filesystem::exists(folder / "tiny.gguf"));
 }
 
 TEST(TrainTiny, SameSeedGivesTheSameFile) {
