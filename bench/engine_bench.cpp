@@ -15,10 +15,10 @@
 #include "device/backend.h"
 #include "device/memory.h"
 #include "engine/executor.h"
-#include "engine/loss.h"
-#include "pipeline/weights.h"
 #include "pipeline/workbench.h"
+#include "quant/candidates.h"
 #include "quant/codec.h"
+#include "step_time.h"
 
 namespace {
 
@@ -29,40 +29,8 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Source weights decoded once and copied from then on: a step's cost without decoding.
-class CachedWeights : public engine::WeightSource {
-public:
-    CachedWeights(pipeline::MixedWeights& inner, size_t n) : inner_(inner), loaded_(n, false) {}
-    void load(int index, float* rows, float* transposed) override {
-        const auto start = Clock::now();
-        // With one segment the memory still holds what the first step wrote.
-        if (!resident || !loaded_[static_cast<size_t>(index)]) inner_.load(index, rows, transposed);
-        loaded_[static_cast<size_t>(index)] = true;
-        seconds += seconds_since(start);
-    }
-    bool resident = true;
-    double seconds = 0;
-
-private:
-    pipeline::MixedWeights& inner_;
-    std::vector<char> loaded_;
-};
-
-/// Reads one element of each gradient: contraction is measured apart.
-class DroppingSink : public engine::GradientSink {
-public:
-    void take(int, const float* dw, int64_t, int64_t, int thread) override {
-        if (thread == 0) sum += static_cast<double>(dw[0]);
-    }
-    double sum = 0;
-};
-
-void bench_step(const pipeline::Workbench& bench, engine::Executor& executor, ThreadPool& pool,
+void bench_step(pipeline::Workbench& bench, engine::Executor& executor,
                 std::span<const int32_t> tokens, int n_sequences, double gflops) {
-    pipeline::MixedWeights weights(bench.file(), executor.weights(), pool);
-    CachedWeights cached(weights, executor.weights().size());
-    cached.resident = executor.n_segments() == 1;
-    DroppingSink sink;
     double matmul_weights = 0;
     for (const engine::WeightInfo& w : executor.weights()) {
         if (w.ne[1] > 1 && w.name != "token_embd.weight")
@@ -70,17 +38,7 @@ void bench_step(const pipeline::Workbench& bench, engine::Executor& executor, Th
     }
     const double head = static_cast<double>(executor.n_hidden() * executor.n_vocab());
     if (executor.find_weight("output.weight") < 0) matmul_weights += head;
-    double best = 1e30;
-    for (int run = 0; run < 3; ++run) {
-        const std::span<const int32_t> batches[] = {tokens};
-        engine::DistillationLoss loss(batches, n_sequences, executor.n_vocab(), {1.0, 0.0}, {},
-                                      pool);
-        cached.seconds = 0;
-        const auto start = Clock::now();
-        executor.step(batches, cached, loss, sink);
-        const double time = seconds_since(start) - cached.seconds;
-        if (run > 0) best = std::min(best, time);
-    }
+    const double best = bench::step_seconds(bench, executor, tokens, n_sequences);
     const double flops = 6.0 * matmul_weights * static_cast<double>(tokens.size());
     fmt::print(
         "step: {:.2f} s for {} tokens without decoding, {:.1f} GFLOP/s of 6 N T, {:.0f} % of the "
@@ -158,7 +116,7 @@ int main(int argc, char** argv) {
     Random random(2, "tokens");
     for (int32_t& token : tokens)
         token = static_cast<int32_t>(random.below(static_cast<uint64_t>(executor.n_vocab())));
-    bench_step(bench, executor, bench.pool(), tokens, n_sequences, bf16);
+    bench_step(bench, executor, tokens, n_sequences, bf16);
     const engine::ExecutorMemory memory = executor.memory();
     const device::ProcessMemory process = device::process_memory();
     fmt::print(

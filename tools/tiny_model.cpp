@@ -30,6 +30,14 @@ PlannedTensor norm(std::string name, uint32_t n) {
     return {std::move(name), GGML_TYPE_F32, {n, 1, 1, 1}};
 }
 
+PlannedTensor experts(std::string name, uint32_t n_inputs, uint32_t n_outputs, uint32_t n) {
+    return {std::move(name), GGML_TYPE_BF16, {n_inputs, n_outputs, n, 1}};
+}
+
+bool is_norm(const PlannedTensor& tensor) {
+    return tensor.ne[1] == 1;
+}
+
 double start_deviation(const PlannedTensor& tensor, const TinyShape& shape) {
     if (tensor.name == "token_embd.weight") {
         return 0.02;
@@ -81,6 +89,15 @@ std::vector<PlannedTensor> tiny_tensors(const TinyShape& shape) {
         tensors.push_back(matrix(name("attn_v"), d, d_kv));
         tensors.push_back(matrix(name("attn_output"), d, d));
         tensors.push_back(norm(name("ffn_norm"), d));
+        if (shape.n_expert > 0) {
+            tensors.push_back(norm(name("attn_q_norm"), d / shape.n_head));
+            tensors.push_back(norm(name("attn_k_norm"), d / shape.n_head));
+            tensors.push_back({name("ffn_gate_inp"), GGML_TYPE_F32, {d, shape.n_expert, 1, 1}});
+            tensors.push_back(experts(name("ffn_gate_exps"), d, shape.n_ff, shape.n_expert));
+            tensors.push_back(experts(name("ffn_up_exps"), d, shape.n_ff, shape.n_expert));
+            tensors.push_back(experts(name("ffn_down_exps"), shape.n_ff, d, shape.n_expert));
+            continue;
+        }
         tensors.push_back(matrix(name("ffn_gate"), d, shape.n_ff));
         tensors.push_back(matrix(name("ffn_up"), d, shape.n_ff));
         tensors.push_back(matrix(name("ffn_down"), shape.n_ff, d));
@@ -95,7 +112,8 @@ gguf::Metadata tiny_metadata(const TinyShape& shape, const std::string& name,
     const auto set = [&](const char* key, Value value) {
         gguf::set_value(metadata, key, std::move(value));
     };
-    set("general.architecture", Value::text("llama"));
+    const std::string architecture = shape.n_expert > 0 ? "qwen3moe" : "llama";
+    set("general.architecture", Value::text(architecture));
     set("general.type", Value::text("model"));
     set("general.name", Value::text(name));
     set("general.file_type", Value::scalar<uint32_t>(kMostlyBf16));
@@ -103,16 +121,24 @@ gguf::Metadata tiny_metadata(const TinyShape& shape, const std::string& name,
         gguf::set_value(metadata, pair.key, pair.value);
     }
     const uint32_t head = shape.n_embd / shape.n_head;
-    set("llama.context_length", Value::scalar(shape.n_ctx));
-    set("llama.embedding_length", Value::scalar(shape.n_embd));
-    set("llama.block_count", Value::scalar(shape.n_layer));
-    set("llama.feed_forward_length", Value::scalar(shape.n_ff));
-    set("llama.attention.head_count", Value::scalar(shape.n_head));
-    set("llama.attention.head_count_kv", Value::scalar(shape.n_head_kv));
-    set("llama.attention.layer_norm_rms_epsilon", Value::scalar(1e-5F));
-    set("llama.rope.dimension_count", Value::scalar(head));
-    set("llama.rope.freq_base", Value::scalar(10000.0F));
-    set("llama.vocab_size", Value::scalar<uint32_t>(260));
+    const auto set_arch = [&](const char* key, Value value) {
+        set((architecture + "." + key).c_str(), std::move(value));
+    };
+    set_arch("context_length", Value::scalar(shape.n_ctx));
+    set_arch("embedding_length", Value::scalar(shape.n_embd));
+    set_arch("block_count", Value::scalar(shape.n_layer));
+    set_arch("feed_forward_length", Value::scalar(shape.n_ff));
+    set_arch("attention.head_count", Value::scalar(shape.n_head));
+    set_arch("attention.head_count_kv", Value::scalar(shape.n_head_kv));
+    set_arch("attention.layer_norm_rms_epsilon", Value::scalar(1e-5F));
+    set_arch("rope.dimension_count", Value::scalar(head));
+    set_arch("rope.freq_base", Value::scalar(10000.0F));
+    set_arch("vocab_size", Value::scalar<uint32_t>(260));
+    if (shape.n_expert > 0) {
+        set_arch("expert_count", Value::scalar(shape.n_expert));
+        set_arch("expert_used_count", Value::scalar(shape.n_expert_used));
+        set_arch("expert_feed_forward_length", Value::scalar(shape.n_ff));
+    }
     add_vocabulary(metadata);
     return metadata;
 }
@@ -121,8 +147,8 @@ std::vector<Parameter> random_parameters(const TinyShape& shape, uint64_t seed) 
     std::vector<Parameter> parameters;
     for (const PlannedTensor& tensor : tiny_tensors(shape)) {
         Parameter& p = parameters.emplace_back();
-        p.resize(static_cast<size_t>(tensor.ne[0] * tensor.ne[1]));
-        p.decays = tensor.type == GGML_TYPE_BF16;
+        p.resize(static_cast<size_t>(tensor.ne[0] * tensor.ne[1] * tensor.ne[2]));
+        p.decays = !is_norm(tensor);
         Random random(seed, tensor.name);
         const double deviation = start_deviation(tensor, shape);
         for (float& w : p.value) {

@@ -1,4 +1,4 @@
-// A small llama model with a byte vocabulary: its tensors, its metadata and its file.
+// A small model with a byte vocabulary: its tensors, its metadata and its file.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,20 @@
 namespace voodoo::tools {
 
 /// The head is tied to the embedding. All of n_embd, n_ff and the head size times n_head are
-/// multiples of 256, so that every quantized type is possible for every matrix.
+/// multiples of 256, so that every quantized type is possible for every matrix. The architecture is
+/// llama's, or with experts that of qwen3moe.
 struct TinyShape {
     uint32_t n_embd = 256;
-    uint32_t n_ff = 512;
+    uint32_t n_ff = 512;  ///< of each expert, where there are some
     uint32_t n_layer = 3;
     uint32_t n_head = 4;
     uint32_t n_head_kv = 2;
     uint32_t n_ctx = 512;
+    uint32_t n_expert = 0;  ///< 0: a dense model
+    uint32_t n_expert_used = 4;
 };
 
-/// Tensors in file order: BF16 matrices, F32 norms.
+/// Tensors in file order: BF16 matrices, F32 norms and routers.
 std::vector<gguf::PlannedTensor> tiny_tensors(const TinyShape& shape);
 
 /// Everything that llama.cpp needs to know, with a vocabulary that gives each byte of a text a

@@ -52,10 +52,12 @@ public:
             return;
         }
         const auto n_columns = static_cast<size_t>(infos_[i].ne[0]);
-        const size_t n_rows = w.size() / n_columns;
-        for (size_t r = 0; r < n_rows; ++r) {
-            for (size_t c = 0; c < n_columns; ++c) {
-                transposed[c * n_rows + r] = w[r * n_columns + c];
+        const auto n_rows = static_cast<size_t>(infos_[i].ne[1]);
+        for (size_t matrix = 0; matrix < w.size(); matrix += n_rows * n_columns) {
+            for (size_t r = 0; r < n_rows; ++r) {
+                for (size_t c = 0; c < n_columns; ++c) {
+                    transposed[matrix + c * n_rows + r] = w[matrix + r * n_columns + c];
+                }
             }
         }
     }
@@ -282,6 +284,13 @@ double unigram_entropy(std::span<const int32_t> tokens) {
 TrainResult train_tiny(const std::filesystem::path& path, const TextSplit& split,
                        const TrainOptions& options,
                        const std::function<void(const std::string&)>& report) {
+    // llama.cpp would abort.
+    if (options.shape.n_expert > 0 && (options.shape.n_expert_used == 0 ||
+                                       options.shape.n_expert_used > options.shape.n_expert)) {
+        throw Error(ErrorKind::usage,
+                    fmt::format("{} of {} experts can't be used", options.shape.n_expert_used,
+                                options.shape.n_expert));
+    }
     Trainer trainer(path, split, options);
     TrainResult result;
     result.n_weights = trainer.n_weights();

@@ -35,7 +35,8 @@ struct TrainResult {
 };
 
 /// Trains on split.train, writes the model to `path`. `report` gets one line at a time.
-/// Throws Error(usage) for texts that are too short and Error(internal) if the loss is not finite.
+/// Throws Error(usage) for texts that are too short or more experts used than there are, and
+/// Error(internal) if the loss is not finite.
 TrainResult train_tiny(const std::filesystem::path& path, const TextSplit& split,
                        const TrainOptions& options,
                        const std::function<void(const std::string&)>& report);

@@ -68,11 +68,7 @@ int run(Arguments& arguments) {
     return 0;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-    CLI::App app{"Trains a small llama model on text files with the engine's own gradients"};
-    Arguments arguments;
+void add_options(CLI::App& app, Arguments& arguments) {
     app.add_option("--text", arguments.text, "Files, and folders of sources and documents")
         ->required();
     app.add_option("-o,--output", arguments.output, "GGUF to write")->required();
@@ -80,6 +76,16 @@ int main(int argc, char** argv) {
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     app.add_option("--lr", arguments.train.peak_lr, "Highest learning rate")->capture_default_str();
+    app.add_option("--layers", arguments.train.shape.n_layer, "Blocks")->capture_default_str();
+    app.add_option("--ff", arguments.train.shape.n_ff,
+                   "Inner size of the feed-forward layers, or of each expert: a multiple of 256")
+        ->capture_default_str();
+    app.add_option("--experts", arguments.train.shape.n_expert,
+                   "Experts of each layer (a qwen3moe model); 0 = a dense llama model")
+        ->capture_default_str();
+    app.add_option("--experts-used", arguments.train.shape.n_expert_used,
+                   "Experts that each token takes")
+        ->capture_default_str();
     app.add_option("--seed", arguments.train.seed, "Seed of weights and batches")
         ->capture_default_str();
     app.add_option("--threads", arguments.train.n_threads, "Threads; 0 = all")
@@ -88,8 +94,16 @@ int main(int argc, char** argv) {
                    "Also write an excerpt of the training text (200 KiB at most)");
     app.add_option("--valid-out", arguments.valid_out,
                    "Also write the validation text (64 KiB at most)");
-    CLI11_PARSE(app, argc, argv);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
     try {
+        CLI::App app{"Trains a small model on text files with the engine's own gradients"};
+        Arguments arguments;
+        add_options(app, arguments);
+        CLI11_PARSE(app, argc, argv);
         return run(arguments);
     } catch (const std::exception& error) {
         fmt::print(stderr, "voodoo-train-tiny: {}\n", error.what());

@@ -35,6 +35,7 @@ void write_source(const fs::path& path, const SourceOptions& options) {
     tiny.n_embd = options.n_embd;
     tiny.n_layer = options.n_layer;
     tiny.n_expert = options.n_expert;
+    tiny.n_expert_groups = options.n_expert_groups;
     fs::path draft = path;
     draft += ".draft";
     testing::write_tiny_model(draft, tiny);

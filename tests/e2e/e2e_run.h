@@ -25,7 +25,8 @@ struct SourceOptions {
     int n_layer = 1;
     bool tied = false;  ///< no output.weight: the embedding is the head too
     uint64_t seed = 1;
-    int n_expert = 0;  ///< as in TinyModelOptions
+    int n_expert = 0;         ///< as in TinyModelOptions
+    int n_expert_groups = 0;  ///< as in TinyModelOptions
 };
 
 /// Writes a small llama model with a byte vocabulary to `path`.

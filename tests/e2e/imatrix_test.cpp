@@ -124,6 +124,8 @@ TEST(ImatrixOfARun, NamesTheExpertsThatNoTokenReached) {
     write_source(folder / "model.gguf", {.n_layer = 2, .n_expert = 20});
     pipeline::Settings settings = quick_settings(folder / "model.gguf", folder / "out.gguf");
     settings.types = {"Q4_0", "Q8_0"};
+    settings.layout = pipeline::LayoutMethod::second_order;
+    settings.feedback = true;
     settings.size_bytes = size_between(settings, 0.5);
     RecordingObserver observer;
     quantize(settings, observer);

@@ -13,6 +13,8 @@ struct Source {
     ggml_type type;
     int n_embd;
     bool tied;
+    int n_expert = 0;
+    int n_expert_groups = 0;
 };
 
 class SourceTypes : public ::testing::TestWithParam<Source> {};
@@ -23,6 +25,8 @@ TEST_P(SourceTypes, ReplayAsStoredAndDifferentiateInF32) {
     source.type = GetParam().type;
     source.n_embd = GetParam().n_embd;
     source.tied = GetParam().tied;
+    source.n_expert = GetParam().n_expert;
+    source.n_expert_groups = GetParam().n_expert_groups;
     e2e::write_source(folder / "model.gguf", source);
     CheckOptions options;
     options.stored_types = true;
@@ -41,6 +45,9 @@ INSTANTIATE_TEST_SUITE_P(All, SourceTypes,
                          ::testing::Values(Source{"bf16", GGML_TYPE_BF16, 256, false},
                                            Source{"f16", GGML_TYPE_F16, 256, false},
                                            Source{"q8_0_tied", GGML_TYPE_Q8_0, 256, true},
+                                           Source{"q8_0_experts", GGML_TYPE_Q8_0, 256, false, 20},
+                                           Source{"bf16_experts_in_groups", GGML_TYPE_BF16, 256,
+                                                  false, 20, 5},
                                            Source{"bf16_rows_of_104", GGML_TYPE_BF16, 104, true},
                                            Source{"f32_rows_of_104", GGML_TYPE_F32, 104, false}),
                          [](const auto& source) { return std::string(source.param.name); });

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -112,23 +113,32 @@ void write_tiny_model(const std::filesystem::path& path, const TinyModelOptions&
     gguf_set_val_u32(file.get(), (arch + ".embedding_length").c_str(), n_embd);
     gguf_set_val_u32(file.get(), (arch + ".block_count").c_str(),
                      static_cast<uint32_t>(options.n_layer));
-    const uint32_t n_ff = options.n_expert > 0 ? n_embd : 2 * n_embd;
-    gguf_set_val_u32(file.get(), (arch + ".feed_forward_length").c_str(), n_ff);
+    const int64_t d = options.n_embd;
+    const int64_t n_ff = options.n_ff > 0 ? options.n_ff : options.n_expert > 0 ? d : 2 * d;
+    gguf_set_val_u32(file.get(), (arch + ".feed_forward_length").c_str(),
+                     static_cast<uint32_t>(n_ff));
     if (options.n_expert > 0) {
         gguf_set_val_u32(file.get(), (arch + ".expert_count").c_str(),
                          static_cast<uint32_t>(options.n_expert));
-        gguf_set_val_u32(file.get(), (arch + ".expert_used_count").c_str(), 2);
+        gguf_set_val_u32(file.get(), (arch + ".expert_used_count").c_str(),
+                         static_cast<uint32_t>(options.n_expert_used));
+    }
+    if (options.n_expert_groups > 1) {
+        gguf_set_val_u32(file.get(), (arch + ".expert_group_count").c_str(),
+                         static_cast<uint32_t>(options.n_expert_groups));
+        gguf_set_val_u32(file.get(), (arch + ".expert_group_used_count").c_str(), 2);
     }
     gguf_set_val_u32(file.get(), (arch + ".attention.head_count").c_str(), 4);
     gguf_set_val_f32(file.get(), (arch + ".attention.layer_norm_rms_epsilon").c_str(), 1e-5f);
     add_vocabulary(file.get(), options);
 
     ggml_init_params memory = {};
-    memory.mem_size = size_t{64} << 20;
+    const int64_t block_elements = 4 * d * d + 3 * d * n_ff * std::max(options.n_expert, 1);
+    memory.mem_size = (size_t{64} << 20) + static_cast<size_t>(2 * block_elements) *
+                                               static_cast<size_t>(options.n_layer);
     const std::unique_ptr<ggml_context, void (*)(ggml_context*)> tensors(ggml_init(memory),
                                                                          ggml_free);
     TensorMaker make(file.get(), tensors.get(), options.seed);
-    const int64_t d = options.n_embd;
     const int64_t n_vocab = kVocab + options.n_vocab_extra;
     make.matrix("token_embd.weight", d, n_vocab, 1.0);
     for (int layer = 0; layer < options.n_layer; ++layer) {
@@ -140,14 +150,14 @@ void write_tiny_model(const std::filesystem::path& path, const TinyModelOptions&
         make.norm(block + "ffn_norm.weight", d);
         if (options.n_expert > 0) {
             make.router(block + "ffn_gate_inp.weight", d, options.n_expert);
-            make.experts(block + "ffn_gate_exps.weight", d, d, options.n_expert, 0.06);
-            make.experts(block + "ffn_up_exps.weight", d, d, options.n_expert, 0.06);
-            make.experts(block + "ffn_down_exps.weight", d, d, options.n_expert, 0.06);
+            make.experts(block + "ffn_gate_exps.weight", d, n_ff, options.n_expert, 0.06);
+            make.experts(block + "ffn_up_exps.weight", d, n_ff, options.n_expert, 0.06);
+            make.experts(block + "ffn_down_exps.weight", n_ff, d, options.n_expert, 0.06);
             continue;
         }
-        make.matrix(block + "ffn_gate.weight", d, 2 * d, 0.06);
-        make.matrix(block + "ffn_up.weight", d, 2 * d, 0.06);
-        make.matrix(block + "ffn_down.weight", 2 * d, d, 0.06);
+        make.matrix(block + "ffn_gate.weight", d, n_ff, 0.06);
+        make.matrix(block + "ffn_up.weight", d, n_ff, 0.06);
+        make.matrix(block + "ffn_down.weight", n_ff, d, 0.06);
     }
     make.norm("output_norm.weight", d);
     make.matrix("output.weight", d, n_vocab, 0.12);

@@ -16,8 +16,13 @@ struct TinyModelOptions {
     int n_vocab_extra = 0;
     bool add_bos = true;
     std::string architecture = "llama";
-    /// 0: a dense model. Else two of so many experts for each token; no token chooses the last one.
+    /// 0: a dense model. Else `n_expert_used` of so many experts for each token; no token chooses
+    /// the last one.
     int n_expert = 0;
+    int n_expert_used = 2;
+    /// Above 1: experts are chosen from the better two of so many groups (a divisor of n_expert).
+    int n_expert_groups = 0;
+    int n_ff = 0;  ///< 0: twice n_embd, or n_embd of each expert
 };
 
 /// Token ids of the vocabulary: <unk> 0, BOS 1, EOS 2, byte b at 3 + b, then the space and the

@@ -1,5 +1,5 @@
 // A few steps on a simple text must lower the loss, and llama.cpp must find the same loss in the
-// file: one check of capture, all gradients of a llama model, its update and its export.
+// file: one check of capture, all gradients of a model, its update and its export.
 #include "tools/train_tiny.h"
 
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "base/error.h"
 #include "base/random.h"
 #include "model/tiny_model.h"
 
@@ -53,12 +54,12 @@ double llama_perplexity(const std::filesystem::path& model, const std::filesyste
     return std::stod(output.substr(at + mark.size()));
 }
 
-TEST(TrainTiny, LearnsWordsAndLlamaPerplexityFindsTheSameLoss) {
+void expect_that_words_are_learned(const TrainOptions& options) {
     testing::TempFolder folder;
     // 31 chunks of validation text: the last step of two sequences is not full.
     const TextSplit split{word_text(20000, 1), word_text(4000, 2)};
     const TrainResult result =
-        train_tiny(folder / "tiny.gguf", split, small_options(), [](const std::string&) {});
+        train_tiny(folder / "tiny.gguf", split, options, [](const std::string&) {});
     EXPECT_NEAR(result.first_valid_loss, std::log(260.0), 0.5)
         << "an untrained model knows nothing";
     EXPECT_GT(result.unigram_entropy, 2.0);
@@ -68,6 +69,28 @@ TEST(TrainTiny, LearnsWordsAndLlamaPerplexityFindsTheSameLoss) {
     const double perplexity = llama_perplexity(folder / "tiny.gguf", folder / "valid.txt");
     // llama.cpp computes with BF16 products and an F16 cache.
     EXPECT_NEAR(std::log(perplexity), result.valid_loss, 0.01);
+}
+
+TEST(TrainTiny, LearnsWordsAndLlamaPerplexityFindsTheSameLoss) {
+    expect_that_words_are_learned(small_options());
+}
+
+TEST(TrainTiny, OfExpertsHasTheLossThatLlamaPerplexityFinds) {
+    TrainOptions options = small_options();
+    options.shape.n_expert = 8;
+    options.shape.n_expert_used = 2;
+    expect_that_words_are_learned(options);
+}
+
+TEST(TrainTiny, RefusesToUseMoreExpertsThanThereAre) {
+    testing::TempFolder folder;
+    TrainOptions options = small_options();
+    options.shape.n_expert = 2;
+    options.shape.n_expert_used = 3;
+    const TextSplit split{word_text(4000, 1), word_text(600, 2)};
+    EXPECT_THROW(train_tiny(folder / "tiny.gguf", split, options, [](const std::string&) {}),
+                 Error);
+    EXPECT_FALSE(std::filesystem::exists(folder / "tiny.gguf"));
 }
 
 TEST(TrainTiny, SameSeedGivesTheSameFile) {
