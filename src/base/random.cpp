@@ -65,4 +65,12 @@ double Random::normal() {
     return radius * std::cos(angle);
 }
 
+std::vector<int> shuffled_indices(int n, uint64_t seed, std::string_view stream) {
+    std::vector<int> order(static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
+    Random random(seed, stream);
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+    return order;
+}
+
 }  // namespace voodoo

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace voodoo {
 
@@ -25,5 +26,8 @@ private:
     double spare_ = 0.0;
     bool has_spare_ = false;
 };
+
+/// 0 .. n - 1 in random order.
+std::vector<int> shuffled_indices(int n, uint64_t seed, std::string_view stream);
 
 }  // namespace voodoo

@@ -22,17 +22,23 @@ quant::SourceTensor source_of(const Workbench& bench, const Tensor& tensor) {
 /// its error.
 constexpr double kHullSlack = -0.12;
 
-/// Keeps the types on the lower convex hull of (bytes, error). A type that lies clearly above the
-/// chord of its neighbours is dropped too: mixing these over tensors does as well.
-std::vector<Candidate> lower_hull(std::vector<Candidate> candidates) {
-    std::vector<Candidate> hull;
+/// Without the types that another one beats in error at no more bytes.
+std::vector<Candidate> without_beaten(std::vector<Candidate> candidates) {
+    std::vector<Candidate> kept;
     std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
         return a.bytes != b.bytes ? a.bytes < b.bytes : a.sample_error < b.sample_error;
     });
     for (const Candidate& candidate : candidates) {
-        if (!hull.empty() && candidate.sample_error >= hull.back().sample_error) continue;
-        hull.push_back(candidate);
+        if (!kept.empty() && candidate.sample_error >= kept.back().sample_error) continue;
+        kept.push_back(candidate);
     }
+    return kept;
+}
+
+/// Without those either that lie clearly above the chord of their neighbours: mixing these over
+/// tensors does as well.
+std::vector<Candidate> near_hull(std::vector<Candidate> candidates) {
+    std::vector<Candidate> hull = without_beaten(std::move(candidates));
     // Errors fall about as 4^-bits: the chord is drawn in the logarithm, where the hull of good
     // types is nearly straight.
     const auto gain = [&](size_t i) {
@@ -291,6 +297,9 @@ static double budget_bits(const Workbench& bench, uint64_t budget_bytes) {
 Candidates::Window Candidates::find_window(uint64_t budget_bytes) const {
     const double bits = budget_bits(bench_, budget_bytes);
     Window window{bits - 1.4, bits + 2.6};
+    // A sample of rows is cheap in every type, and whatever the budget has left may need a large
+    // one. The plain gates encode all types in full.
+    if (bench_.settings().layout != LayoutMethod::gates_plain) window.max_bits = INFINITY;
     // Widened until the budget can be met with some slack, so that the choice is not forced.
     for (; window.min_bits > 0; window.min_bits -= 0.5, window.max_bits += 0.5) {
         uint64_t smallest = bench_.fixed_bytes();
@@ -362,19 +371,17 @@ CandidateTypes Candidates::measure_types(uint64_t budget_bytes, RunDir& run,
     return types;
 }
 
-CandidateTypes Candidates::prune(const CandidateTypes& all) const {
+CandidateTypes Candidates::prune(const CandidateTypes& all, Pruning pruning) const {
     CandidateTypes kept;
     size_t n_all = 0, n_kept = 0;
     for (size_t t = 0; t < all.size(); ++t) {
-        kept.push_back(lower_hull(all[t]));
+        kept.push_back(pruning == Pruning::beaten ? without_beaten(all[t]) : near_hull(all[t]));
         n_all += all[t].size();
         n_kept += kept.back().size();
     }
-    observer_.log(
-        LogLevel::info,
-        fmt::format(
-            "{} of {} tensor types may win; the others are beaten at fewer bytes and not encoded",
-            n_kept, n_all));
+    observer_.log(LogLevel::info,
+                  fmt::format("{} of {} tensor types may win; the others are beaten at fewer bytes",
+                              n_kept, n_all));
     return kept;
 }
 

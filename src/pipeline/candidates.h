@@ -26,6 +26,13 @@ struct Candidate {
 /// Types by tensor (indices as in Workbench::tensors()), ascending in bytes.
 using CandidateTypes = std::vector<std::vector<Candidate>>;
 
+/// Which types are left out before the search.
+enum class Pruning {
+    beaten,    ///< those that another one beats in error at no more bytes
+    near_hull  ///< also those that lie clearly above the convex hull of (bytes, log error): for
+               ///< searches that encode every type in full
+};
+
 /// A sample of rows in some types.
 struct EncodedSample {
     RowSample rows;
@@ -63,13 +70,13 @@ public:
     void drop_samples(const CandidateTypes& keep);
 
     /// The types of a tensor that ggml, llama.cpp and the settings allow and whose bits per weight
-    /// lie in a window around the budget's, with errors measured on a stratified sample of rows.
-    /// Cached in the run.
+    /// are not far below the budget's (for the plain gates, which encode all of them: not far above
+    /// either), with errors measured on a stratified sample of rows. Cached in the run.
     CandidateTypes measure_types(uint64_t budget_bytes, RunDir& run,
                                  std::vector<StageResult>& results);
 
-    /// What may win: types on the lower convex hull of (bytes, log error).
-    CandidateTypes prune(const CandidateTypes& all) const;
+    /// What may win, by the measured errors.
+    CandidateTypes prune(const CandidateTypes& all, Pruning pruning) const;
 
     /// Encodes all of them; barred types are removed from the list.
     void encode_all(CandidateTypes& types, std::vector<StageResult>& results);

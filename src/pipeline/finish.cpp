@@ -81,11 +81,7 @@ Finished finish_layout(Workbench& bench, const Calibration& calibration, Candida
                        RunDir& run, std::vector<StageResult>& results, Observer& observer,
                        const Cancellation& cancellation) {
     Finished finished;
-    {
-        StageTimer timer("encode", 0, "tensors", observer);
-        finished.weights = candidates.plain(layout.types);
-        timer.finish(results);
-    }
+    finished.weights = candidates.plain(layout.types);  // from the store
     finished.token_kl = layout.token_kl;
     Finisher finisher(bench, calibration, teacher, observer, cancellation);
     if (bench.settings().feedback) {

@@ -7,18 +7,9 @@
 
 #include "pipeline/final_weights.h"
 #include "pipeline/select.h"
+#include "pipeline/stages.h"
 
 namespace voodoo::pipeline {
-
-/// A step's effect on the validation tokens.
-struct StepGain {
-    std::string step;             ///< "feedback", "tuned scales"
-    double mean_kl = 0;           ///< nats per token, after the step
-    double standard_error = 0;    ///< over chunks
-    double difference = 0;        ///< after - before
-    double difference_error = 0;  ///< paired over chunks
-    bool kept = true;
-};
 
 struct Finished {
     FinalWeights weights;

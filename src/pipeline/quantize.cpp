@@ -158,7 +158,8 @@ std::vector<SearchValues> run_search(Session& session, const Calibration& calibr
 Trained train(Session& session, const Calibration& calibration, Candidates& candidates) {
     const uint64_t budget = session.bench.target_bytes();
     const CandidateTypes all = candidates.measure_types(budget, session.run, session.results);
-    CandidateTypes types = candidates.prune(all);
+    const bool is_plain = session.bench.settings().layout == LayoutMethod::gates_plain;
+    CandidateTypes types = candidates.prune(all, is_plain ? Pruning::near_hull : Pruning::beaten);
     Teacher teacher(session.bench, calibration);
     const std::vector<SearchValues> searches =
         run_search(session, calibration, candidates, types, teacher);
@@ -210,10 +211,7 @@ QuantizeResult run_quantize(const Settings& settings, Observer& observer,
         const MeanKl kl = mean_kl(layout.token_kl, calibration.chunk_len);
         result.measured.push_back({layout.name, layout.file_bytes, kl.mean, kl.error});
     }
-    for (const StepGain& gain : trained.finished.gains) {
-        result.steps.push_back({gain.step, gain.mean_kl, gain.standard_error, gain.difference,
-                                gain.difference_error, gain.kept});
-    }
+    result.steps = trained.finished.gains;
     write_file_atomic(session.run.file("run.json"), to_json(result).dump(1) + "\n");
     return result;
 }

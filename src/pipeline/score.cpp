@@ -56,7 +56,8 @@ public:
           types_(types),
           observer_(observer),
           cancellation_(cancellation),
-          executor_(bench.capture(1, calibration.chunk_len, true), executor_options()),
+          order_(shuffled_indices(calibration.n_train_chunks(), bench.settings().seed, "score")),
+          executor_(bench.capture(1, calibration.chunk_len, true), gradient_options(bench)),
           weights_(bench.file(), executor_.weights(), bench.pool()),
           sink_(executor_.weights(), bench.pool().size()) {
         std::vector<search::SampledRows> shapes;
@@ -76,25 +77,21 @@ public:
     search::Sensitivity& sensitivity() { return *sensitivity_; }
 
     void add_chunk() {
-        const int chunk = order()[static_cast<size_t>(n_run_++) % order().size()];
-        const auto batch = calibration_.batch(chunk / calibration_.n_sequences);
-        const auto first = static_cast<size_t>(chunk % calibration_.n_sequences) *
-                           static_cast<size_t>(calibration_.chunk_len);
-        const std::span<const int32_t> tokens[] = {
-            batch.subspan(first, static_cast<size_t>(calibration_.chunk_len))};
+        const int chunk = order_[static_cast<size_t>(chunks_run())];
+        const std::span<const int32_t> tokens[] = {calibration_.chunk(chunk)};
         engine::FisherProbe probe(executor_.n_vocab(), skip(), bench_.settings().seed,
                                   static_cast<uint64_t>(chunk), bench_.pool());
         sink_.clear();
         executor_.step(tokens, weights_, probe, sink_, &cancellation_);
         sink_.finish(bench_.pool());
-        if (!probe.finite() || !sensitivity_->add(sink_.chunk()))
+        const bool taken =
+            probe.finite() ? sensitivity_->add(sink_.chunk()) : sensitivity_->leave_out();
+        if (!taken)
             observer_.log(LogLevel::warn,
                           fmt::format("chunk {} was not finite and is left out", chunk));
     }
-    /// After a restore.
-    void set_chunks_run(int n) { n_run_ = n; }
-    int chunks_run() const { return n_run_; }
-    int n_chunks_available() const { return static_cast<int>(order().size()); }
+    int chunks_run() const { return sensitivity_->n_chunks() + sensitivity_->n_left_out(); }
+    int n_chunks_available() const { return static_cast<int>(order_.size()); }
 
     /// By index in types; tensors that are not scored get zeros.
     std::vector<std::vector<double>> spread(const std::vector<std::vector<double>>& scored) const {
@@ -105,9 +102,14 @@ public:
     }
     const std::vector<size_t>& scored() const { return scored_; }
 
-    double disagreement(uint64_t budget) const {
+    /// search::plan_disagreement at the settings' size; nothing before there are enough chunks.
+    /// Depends on the state alone, so that a run that was killed stops where it would have.
+    std::optional<double> disagreement() const {
+        const int n = chunks_run();
+        if (n < kMinChunks || n % kChunksBetweenChecks != 0) return std::nullopt;
         return search::plan_disagreement(*sensitivity_, [&](const auto& cost) {
-            const auto solution = budget_solver(bench_, types_, spread(cost)).solve(budget);
+            const auto solution =
+                budget_solver(bench_, types_, spread(cost)).solve(bench_.target_bytes());
             std::vector<size_t> choice;
             for (const size_t t : scored_) choice.push_back(solution.choice[t]);
             return choice;
@@ -118,40 +120,17 @@ private:
     /// Positions with little context: not scored.
     int64_t skip() const { return calibration_.chunk_len / 4; }
 
-    engine::ExecutorOptions executor_options() const {
-        engine::ExecutorOptions options;
-        options.n_threads = bench_.settings().n_threads;
-        options.memory_bytes = bench_.memory_bytes() / 2;
-        options.wants_gradient = [this](const engine::WeightInfo& info) {
-            return bench_.find_tensor(info.name) >= 0;
-        };
-        return options;
-    }
-
-    /// Chunks of the training text in random order.
-    const std::vector<int>& order() const {
-        if (order_.empty()) {
-            order_.resize(static_cast<size_t>(calibration_.n_train * calibration_.n_sequences));
-            for (size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<int>(i);
-            Random random(bench_.settings().seed, "score");
-            for (size_t i = order_.size(); i > 1; --i)
-                std::swap(order_[i - 1], order_[random.below(i)]);
-        }
-        return order_;
-    }
-
     Workbench& bench_;
     const Calibration& calibration_;
     const CandidateTypes& types_;
     Observer& observer_;
     const Cancellation& cancellation_;
+    std::vector<int> order_;  // of the training chunks
     engine::Executor executor_;
     MixedWeights weights_;
     RowCostSink sink_;
     std::vector<size_t> scored_;  // tensors with a gradient
     std::optional<search::Sensitivity> sensitivity_;
-    mutable std::vector<int> order_;
-    int n_run_ = 0;
 };
 
 std::string fingerprint_of(const Workbench& bench, const Calibration& calibration,
@@ -213,7 +192,6 @@ void restore(Scorer& scorer, const RunDir& run, const std::string& fingerprint,
     if (!begun || !std::filesystem::exists(run.file(kStateFile))) return;
     try {
         scorer.sensitivity().restore(read_file(run.file(kStateFile)));
-        scorer.set_chunks_run(scorer.sensitivity().n_chunks());
         observer.log(LogLevel::info,
                      fmt::format("scoring goes on after {} chunks", scorer.chunks_run()));
     } catch (const Error& error) {
@@ -245,8 +223,9 @@ search::BudgetSolver budget_solver(const Workbench& bench, const CandidateTypes&
 Scores measure_scores(Workbench& bench, const Calibration& calibration, Candidates& candidates,
                       const CandidateTypes& types, RunDir& run, std::vector<StageResult>& results,
                       Observer& observer, const Cancellation& cancellation) {
-    const std::string fingerprint = fmt::format("{} {}", fingerprint_of(bench, calibration, types),
-                                                bench.settings().score_chunks);
+    const std::string fingerprint =
+        fmt::format("{} {} {}", fingerprint_of(bench, calibration, types),
+                    bench.settings().score_chunks, bench.settings().score_tolerance);
     if (const auto record = run.find_stage("score", fingerprint)) {
         StageTimer::cached("score", results, observer);
         return from_record(*record);
@@ -257,17 +236,15 @@ Scores measure_scores(Workbench& bench, const Calibration& calibration, Candidat
     restore(scorer, run, fingerprint, observer);
     run.finish_stage("score-begun", fingerprint, {});
     const int n_max = std::min(limit, scorer.n_chunks_available());
-    double disagreement = INFINITY;
-    while (scorer.chunks_run() < n_max) {
+    std::optional<double> disagreement = scorer.disagreement();
+    const double tolerance = bench.settings().score_tolerance;
+    while (scorer.chunks_run() < n_max && !(disagreement && *disagreement < tolerance)) {
         scorer.add_chunk();
         write_file_atomic(run.file(kStateFile), scorer.sensitivity().serialize());
-        const int n = scorer.chunks_run();
-        if (n >= kMinChunks && n % kChunksBetweenChecks == 0)
-            disagreement = scorer.disagreement(bench.target_bytes());
-        timer.progress(n, std::isfinite(disagreement)
-                              ? fmt::format("halves differ by {:.1f} %", 100.0 * disagreement)
-                              : std::string());
-        if (disagreement < bench.settings().score_tolerance) break;
+        disagreement = scorer.disagreement();
+        timer.progress(scorer.chunks_run(), disagreement ? fmt::format("halves differ by {:.1f} %",
+                                                                       100.0 * *disagreement)
+                                                         : std::string());
     }
     const search::SensitivityScores measured = scorer.sensitivity().scores();
     Scores scores{scorer.spread(measured.cost), scorer.spread(measured.error), measured.n_chunks};
@@ -276,9 +253,13 @@ Scores measure_scores(Workbench& bench, const Calibration& calibration, Candidat
         throw Error(ErrorKind::unsupported_model, "no chunk of the text gave finite gradients",
                     bench.settings().model.string());
     }
-    observer.log(LogLevel::info, fmt::format("scores from {} chunks; plans of two halves differ by "
-                                             "{:.2f} % in predicted loss",
-                                             measured.n_chunks, 100.0 * disagreement));
+    observer.log(
+        LogLevel::info,
+        disagreement
+            ? fmt::format("scores from {} chunks; plans of two halves differ by {:.2f} % in "
+                          "predicted loss",
+                          measured.n_chunks, 100.0 * *disagreement)
+            : fmt::format("scores from {} chunks", measured.n_chunks));
     run.finish_stage(
         "score", fingerprint,
         {{"cost", scores.cost}, {"error", scores.error}, {"n_chunks", scores.n_chunks}});

@@ -30,13 +30,9 @@ public:
           observer_(observer),
           cancellation_(cancellation) {}
 
-    Selection run(Teacher& teacher) {
-        Selection selection;
-        selection.layouts = projections();
-        if (!bench_.settings().compare) {
-            selection.layouts.resize(1);
-            return selection;
-        }
+    /// Compares the layouts of the searches with the preset and the mixes, by measured KL.
+    void compare(Selection& selection, Teacher& teacher) {
+        n_searched_ = selection.layouts.size();
         add_preset(selection.layouts);
         add_mixes(selection.layouts);
         Validator validator(bench_, calibration_, teacher);
@@ -48,7 +44,21 @@ public:
                                       layout.file_bytes, kl.mean, kl.error));
         }
         choose(selection);
-        return selection;
+    }
+
+    /// One encoded layout per search; equal ones once. Without settings.compare that of the first
+    /// search alone.
+    std::vector<Layout> projections() const {
+        std::vector<Layout> layouts;
+        for (const SearchValues& search : searches_) {
+            Layout layout = encodable(search);
+            const bool known = std::any_of(layouts.begin(), layouts.end(), [&](const Layout& l) {
+                return l.types == layout.types;
+            });
+            if (!known) layouts.push_back(std::move(layout));
+            if (!bench_.settings().compare) break;
+        }
+        return layouts;
     }
 
 private:
@@ -63,37 +73,53 @@ private:
         return layout;
     }
 
-    Layout project(const SearchValues& search) const {
+    Layout project(const SearchValues& search, const CandidateTypes& types) const {
         const uint64_t budget = bench_.target_bytes();
-        const search::BudgetSolver by_value = budget_solver(bench_, types_, search.values);
+        const search::BudgetSolver by_value = budget_solver(bench_, types, search.values);
         search::BudgetSolution solution = by_value.solve(budget);
         solution = by_value.fill(solution.choice, budget);
-        const search::BudgetSolver filler = budget_solver(bench_, types_, search.fill);
+        const search::BudgetSolver filler = budget_solver(bench_, types, search.fill);
         solution = filler.fill(solution.choice, budget);
         if (!filler.verify(solution.choice, budget).ok())
             observer_.log(LogLevel::warn, "a projection leaves an upgrade unused");
-        std::vector<ggml_type> types;
-        for (size_t t = 0; t < types_.size(); ++t)
-            types.push_back(types_[t][solution.choice[t]].type);
-        Layout layout = layout_of(search.name, std::move(types));
-        for (size_t t = 0; search.are_costs && t < types_.size(); ++t)
+        std::vector<ggml_type> chosen;
+        for (size_t t = 0; t < types.size(); ++t)
+            chosen.push_back(types[t][solution.choice[t]].type);
+        Layout layout = layout_of(search.name, std::move(chosen));
+        for (size_t t = 0; search.are_costs && t < types.size(); ++t)
             layout.predicted_kl += search.values[t][solution.choice[t]];
         return layout;
     }
 
-    /// One layout per search; equal ones once.
-    std::vector<Layout> projections() {
-        std::vector<Layout> layouts;
-        for (const SearchValues& search : searches_) {
-            Layout layout = project(search);
-            const bool known = std::any_of(layouts.begin(), layouts.end(), [&](const Layout& l) {
-                return l.types == layout.types;
-            });
-            if (!known) layouts.push_back(std::move(layout));
-            if (!bench_.settings().compare) break;
+    /// Projects and encodes. A type that ggml can represent the sampled rows in, but not the whole
+    /// tensor, shows only here: it is dropped and the budget divided again.
+    Layout encodable(SearchValues search) const {
+        CandidateTypes types = types_;
+        for (;;) {
+            Layout layout = project(search, types);
+            bool complete = true;
+            for (size_t t = 0; t < types.size(); ++t) {
+                cancellation_.check();
+                if (candidates_.usable(t, layout.types[t])) continue;
+                complete = false;
+                drop(t, layout.types[t], types, search);
+            }
+            if (complete) return layout;
         }
-        n_searched_ = layouts.size();
-        return layouts;
+    }
+
+    void drop(size_t t, ggml_type type, CandidateTypes& types, SearchValues& search) const {
+        const std::string what =
+            fmt::format("{} can't be {}: {}", bench_.tensors()[t].name, quant::type_info(type).name,
+                        candidates_.encoded(t, type).reason());
+        if (types[t].size() == 1) throw Error(ErrorKind::usage, what, "", "allow more --types");
+        observer_.log(LogLevel::warn, what + "; another type is taken");
+        const auto at = std::find_if(types[t].begin(), types[t].end(),
+                                     [&](const Candidate& c) { return c.type == type; });
+        const auto k = at - types[t].begin();
+        types[t].erase(at);
+        search.values[t].erase(search.values[t].begin() + k);
+        search.fill[t].erase(search.fill[t].begin() + k);
     }
 
     /// The largest preset that is not larger than the target, with the types that llama-quantize
@@ -254,10 +280,15 @@ Selection select_layout(Workbench& bench, const Calibration& calibration, Candid
                         const std::vector<SearchValues>& searches, Teacher& teacher, RunDir& run,
                         std::vector<StageResult>& results, Observer& observer,
                         const Cancellation& cancellation) {
+    Selector selector(bench, calibration, candidates, types, all_types, searches, run, observer,
+                      cancellation);
+    StageTimer encoding("encode", 0, "tensors", observer);
+    Selection selection;
+    selection.layouts = selector.projections();
+    encoding.finish(results);
+    if (!bench.settings().compare) return selection;
     StageTimer timer("select", 0, "plans", observer);
-    Selection selection = Selector(bench, calibration, candidates, types, all_types, searches, run,
-                                   observer, cancellation)
-                              .run(teacher);
+    selector.compare(selection, teacher);
     timer.finish(results);
     return selection;
 }

@@ -1,5 +1,5 @@
-// Stage "select": learned scores -> a plan that fits the budget, and the comparison with what one
-// would do by hand.
+// Stages "encode" and "select": learned scores -> a plan that fits the budget, encoded; and the
+// comparison with what one would do by hand.
 #pragma once
 
 #include <optional>
@@ -37,9 +37,9 @@ struct SearchValues {
     bool are_costs = false;  ///< values are nats per token, so that their sum predicts the KL
 };
 
-/// Projects each of the searches' scores to the budget and, with settings.compare, measures the
-/// result against the nearest preset below the size and the best mix of two types; the plan with
-/// the lowest measured KL wins.
+/// Projects each of the searches' scores to the budget, encodes the plan and, with
+/// settings.compare, measures it against the nearest preset below the size and the best mix of two
+/// types; the plan with the lowest measured KL wins.
 Selection select_layout(Workbench& bench, const Calibration& calibration, Candidates& candidates,
                         const CandidateTypes& types, const CandidateTypes& all_types,
                         const std::vector<SearchValues>& searches, Teacher& teacher, RunDir& run,

@@ -21,6 +21,16 @@ struct StageResult {
     bool from_cache = false;
 };
 
+/// What a step after the choice of types changed, on the validation tokens.
+struct StepGain {
+    std::string step;             ///< "error feedback", "tuned scales"
+    double mean_kl = 0;           ///< nats per token, after the step
+    double standard_error = 0;    ///< over chunks
+    double difference = 0;        ///< after - before
+    double difference_error = 0;  ///< paired over chunks
+    bool kept = true;
+};
+
 /// What `quantize` hands back; all of it is also in <run>/run.json.
 struct QuantizeResult {
     std::vector<StageResult> stages;
@@ -35,16 +45,7 @@ struct QuantizeResult {
         double standard_error = 0;
     };
     std::vector<Measured> measured;  ///< empty with compare = false
-    /// What each step after the choice of types changed, on the validation chunks.
-    struct Step {
-        std::string step;  ///< "error feedback"
-        double mean_kl = 0;
-        double standard_error = 0;
-        double difference = 0;  ///< after - before, paired over chunks
-        double difference_error = 0;
-        bool kept = true;
-    };
-    std::vector<Step> steps;         ///< empty with compare = false
+    std::vector<StepGain> steps;     ///< empty with compare = false
     uint64_t peak_memory_bytes = 0;  ///< peak anonymous memory of the process
     std::vector<std::filesystem::path> files;
 };

@@ -23,15 +23,6 @@ engine::ExecutorOptions tail_options(const Workbench& bench) {
     return options;
 }
 
-/// Order of the training batches: one epoch, shuffled.
-std::vector<int> shuffled(int n, uint64_t seed) {
-    std::vector<int> order(static_cast<size_t>(n));
-    for (int i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
-    Random random(seed, "epoch");
-    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
-    return order;
-}
-
 class Trainer {
 public:
     Trainer(Workbench& bench, const Calibration& calibration, Candidates& candidates,
@@ -44,7 +35,7 @@ public:
           observer_(observer),
           cancellation_(cancellation),
           executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, true),
-                    executor_options()),
+                    gradient_options(bench)),
           weights_(bench.file(), executor_.weights(), bench.pool()),
           sink_(executor_.weights(), bench.pool().size()) {
         for (size_t t = 0; t < types.size(); ++t) {
@@ -61,7 +52,8 @@ public:
     }
 
     void run(search::Gates& gates, StageTimer& timer) {
-        const std::vector<int> order = shuffled(calibration_.n_train, bench_.settings().seed);
+        const std::vector<int> order =
+            shuffled_indices(calibration_.n_train, bench_.settings().seed, "epoch");
         while (!gates.finished()) {
             const int batch = order[static_cast<size_t>(gates.step_index()) % order.size()];
             step(gates, batch);
@@ -75,16 +67,6 @@ public:
     }
 
 private:
-    engine::ExecutorOptions executor_options() const {
-        engine::ExecutorOptions options;
-        options.n_threads = bench_.settings().n_threads;
-        options.memory_bytes = bench_.memory_bytes() / 2;
-        options.wants_gradient = [this](const engine::WeightInfo& info) {
-            return bench_.find_tensor(info.name) >= 0;
-        };
-        return options;
-    }
-
     void step(search::Gates& gates, int batch) {
         for (size_t t = 0; t < views_.size(); ++t) {
             const std::vector<double> p = gates.probabilities(t);
@@ -248,8 +230,8 @@ Validator::Validator(Workbench& bench, const Calibration& calibration, Teacher& 
       calibration_(calibration),
       teacher_(teacher),
       executor_(bench.capture(calibration.n_sequences, calibration.chunk_len, false), [&] {
-          engine::ExecutorOptions options = tail_options(bench);
-          options.memory_bytes = bench.memory_bytes() / 2;
+          engine::ExecutorOptions options = gradient_options(bench);
+          options.gradients = false;
           return options;
       }()) {}
 

@@ -68,15 +68,6 @@ private:
     std::vector<std::vector<double>> sums_;
 };
 
-/// Training chunks in random order.
-std::vector<int> chunk_order(const Calibration& calibration, uint64_t seed) {
-    std::vector<int> order(static_cast<size_t>(calibration.n_train_chunks()));
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-    Random random(seed, "tune");
-    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
-    return order;
-}
-
 size_t chunks_per_step(const Settings& settings) {
     return static_cast<size_t>(
         std::max<int64_t>(1, settings.tune_tokens_per_step / settings.chunk_len));
@@ -92,7 +83,7 @@ public:
           calibration_(calibration),
           teacher_(teacher),
           cancellation_(cancellation),
-          order_(chunk_order(calibration, bench.settings().seed)),
+          order_(shuffled_indices(calibration.n_train_chunks(), bench.settings().seed, "tune")),
           executor_(std::move(graph), executor_options(tuning)),
           weights_(bench.file(), executor_.weights(), bench.pool()),
           sums_(executor_.weights(), indices(tuning)) {

@@ -15,6 +15,17 @@ uint64_t next_version() {
 
 }  // namespace
 
+engine::ExecutorOptions gradient_options(const Workbench& bench) {
+    engine::ExecutorOptions options;
+    options.n_threads = bench.settings().n_threads;
+    // The other half is for what lives beside the engine: the teacher's head, candidates, losses.
+    options.memory_bytes = bench.memory_bytes() / 2;
+    options.wants_gradient = [&bench](const engine::WeightInfo& info) {
+        return bench.find_tensor(info.name) >= 0;
+    };
+    return options;
+}
+
 quant::MatrixShape matrix_shape(const engine::WeightInfo& weight) {
     return {weight.ne[0], weight.ne[1], weight.ne[2] * weight.ne[3]};
 }

@@ -8,6 +8,7 @@
 
 #include "engine/executor.h"
 #include "gguf/reader.h"
+#include "pipeline/workbench.h"
 #include "quant/candidates.h"
 #include "quant/imatrix.h"
 
@@ -44,6 +45,10 @@ private:
     std::map<std::string, Mixture> mixtures_;
     std::map<std::string, std::vector<float>> values_;
 };
+
+/// Options of an executor with gradients of the tensors of the search, within the settings' memory
+/// and threads.
+engine::ExecutorOptions gradient_options(const Workbench& bench);
 
 quant::MatrixShape matrix_shape(const engine::WeightInfo& weight);
 

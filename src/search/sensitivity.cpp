@@ -94,7 +94,7 @@ bool Sensitivity::add(std::span<const RowSquares> chunk) {
         VOODOO_CHECK(
             chunk[t].proxy.size() == n && chunk[t].squares.size() == n * tensors_[t].n_types,
             "tensor {}: {} squares of {} rows", t, chunk[t].squares.size(), chunk[t].proxy.size());
-        if (!all_finite(chunk[t])) return false;
+        if (!all_finite(chunk[t])) return leave_out();
     }
     auto& half = halves_[static_cast<size_t>(n_chunks_ % 2)];
     for (size_t t = 0; t < chunk.size(); ++t) {
@@ -110,6 +110,11 @@ bool Sensitivity::add(std::span<const RowSquares> chunk) {
     }
     ++n_chunks_;
     return true;
+}
+
+bool Sensitivity::leave_out() {
+    ++n_left_out_;
+    return false;
 }
 
 SensitivityScores Sensitivity::scores() const {
@@ -147,10 +152,10 @@ std::vector<std::vector<double>> Sensitivity::half(int which) const {
     return cost;
 }
 
-// The state is a sequence of doubles (counts are exact in them): n_chunks, then per tensor both
-// halves and the sums over chunks.
+// The state is a sequence of doubles (counts are exact in them): n_chunks, n_left_out, then per
+// tensor both halves and the sums over chunks.
 std::string Sensitivity::serialize() const {
-    std::vector<double> values{static_cast<double>(n_chunks_)};
+    std::vector<double> values{static_cast<double>(n_chunks_), static_cast<double>(n_left_out_)};
     const auto append = [&](const std::vector<double>& more) {
         values.insert(values.end(), more.begin(), more.end());
     };
@@ -169,7 +174,7 @@ std::string Sensitivity::serialize() const {
 }
 
 void Sensitivity::restore(std::string_view bytes) {
-    size_t n_values = 1;
+    size_t n_values = 2;
     for (const SampledRows& tensor : tensors_) {
         const size_t n = tensor.certain.size();
         n_values += 2 * (n * tensor.n_types + n + 1) + 2 * tensor.n_types;
@@ -183,15 +188,16 @@ void Sensitivity::restore(std::string_view bytes) {
     std::memcpy(values.data(), bytes.data(), bytes.size());
     const bool good = std::all_of(values.begin(), values.end(),
                                   [](double x) { return std::isfinite(x) && x >= 0.0; });
-    if (!good || values[0] > 1e9) {
+    if (!good || values[0] > 1e9 || values[1] > 1e9) {
         throw Error(ErrorKind::bad_file, "a sum is negative or not finite", "sensitivity");
     }
-    size_t at = 1;
+    size_t at = 2;
     const auto take = [&](std::vector<double>& to) {
         std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(at), to.size(), to.begin());
         at += to.size();
     };
     n_chunks_ = static_cast<int>(values[0]);
+    n_left_out_ = static_cast<int>(values[1]);
     for (size_t t = 0; t < tensors_.size(); ++t) {
         for (auto& half : halves_) {
             take(half[t].squares);

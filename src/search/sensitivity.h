@@ -54,7 +54,11 @@ public:
     /// One entry per tensor. A chunk with a value that is not finite is left out; returns false.
     bool add(std::span<const RowSquares> chunk);
 
+    /// Counts a chunk that has nothing to say; returns false.
+    bool leave_out();
+
     int n_chunks() const { return n_chunks_; }
+    int n_left_out() const { return n_left_out_; }
     SensitivityScores scores() const;
     /// Cost from the even (0) or odd (1) chunks alone; zeros where there is none.
     std::vector<std::vector<double>> half(int which) const;
@@ -76,6 +80,7 @@ private:
     std::vector<SampledRows> tensors_;
     int64_t n_positions_ = 0;
     int n_chunks_ = 0;
+    int n_left_out_ = 0;
     std::vector<std::vector<Sums>> halves_;  // [2][tensor]
     // Sums over chunks of each chunk's own estimate and of its square: [tensor][type].
     std::vector<std::vector<double>> chunk_sum_, chunk_square_;
