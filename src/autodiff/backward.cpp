@@ -174,30 +174,33 @@ private:
     std::unordered_map<const ggml_tensor*, Pending> pending_;
 };
 
+/// The ops without a rule that a gradient of the outputs has to pass: not, say, the scores behind a
+/// selection of rows. `nodes` in topological order.
+template <typename IsOutput>
+std::vector<Unsupported> unsupported_ops(const Dependence& dependence,
+                                         std::span<const ggml_tensor* const> nodes,
+                                         const IsOutput& is_output) {
+    std::unordered_set<const ggml_tensor*> reached;
+    UnsupportedList problems;
+    for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
+        if (!dependence.leads_on(*it) || !(is_output(*it) || reached.count(*it) != 0)) continue;
+        const std::string problem = dependence.problem(*it);
+        if (!problem.empty()) problems.add(*it, problem);
+        const Needs needs = dependence.needs_of(*it);
+        for (int i = 0; i < GGML_MAX_SRC; ++i)
+            if (needs[i]) reached.insert((*it)->src[i]);
+    }
+    return problems.list();
+}
+
 /// Throws if a gradient of the seeds would have to pass a node without a rule.
 void require_rules(const Dependence& dependence, std::span<ggml_tensor* const> forward_nodes,
                    std::span<const std::pair<ggml_tensor*, ggml_tensor*>> seeds) {
-    std::unordered_set<const ggml_tensor*> reached;
-    for (const auto& [output, cotangent] : seeds) {
-        reached.insert(output);
-    }
-    UnsupportedList problems;
-    for (auto it = forward_nodes.rbegin(); it != forward_nodes.rend(); ++it) {
-        if (reached.count(*it) == 0 || !dependence.leads_on(*it)) {
-            continue;
-        }
-        const std::string problem = dependence.problem(*it);
-        if (!problem.empty()) {
-            problems.add(*it, problem);
-        }
-        const Needs needs = dependence.needs_of(*it);
-        for (int i = 0; i < GGML_MAX_SRC; ++i) {
-            if (needs[i]) {
-                reached.insert((*it)->src[i]);
-            }
-        }
-    }
-    const std::vector<Unsupported> list = problems.list();
+    std::unordered_set<const ggml_tensor*> outputs;
+    for (const auto& [output, cotangent] : seeds) outputs.insert(output);
+    const std::vector<const ggml_tensor*> nodes(forward_nodes.begin(), forward_nodes.end());
+    const std::vector<Unsupported> list = unsupported_ops(
+        dependence, nodes, [&](const ggml_tensor* node) { return outputs.count(node) != 0; });
     if (list.empty()) {
         return;
     }
@@ -256,26 +259,8 @@ std::vector<Unsupported> audit(std::span<const ggml_tensor* const> nodes,
             }
         }
     }
-    // Only what a gradient of the outputs reaches: not, say, the scores behind a selection of rows.
-    std::unordered_set<const ggml_tensor*> reached;
-    UnsupportedList problems;
-    for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
-        const bool is_output = used.count(*it) == 0;
-        if (!dependence.leads_on(*it) || !(is_output || reached.count(*it) != 0)) {
-            continue;
-        }
-        const std::string problem = dependence.problem(*it);
-        if (!problem.empty()) {
-            problems.add(*it, problem);
-        }
-        const Needs needs = dependence.needs_of(*it);
-        for (int i = 0; i < GGML_MAX_SRC; ++i) {
-            if (needs[i]) {
-                reached.insert((*it)->src[i]);
-            }
-        }
-    }
-    return problems.list();
+    return unsupported_ops(dependence, nodes,
+                           [&](const ggml_tensor* node) { return used.count(node) == 0; });
 }
 
 }  // namespace voodoo::autodiff

@@ -35,23 +35,39 @@ void verify_written(const std::vector<std::filesystem::path>& files,
     }
 }
 
+/// Before any work: `path` is not a file of the model, and its folder is there.
+void check_written_path(const Workbench& bench, const std::filesystem::path& path,
+                        std::string_view what, std::string_view option) {
+    for (const auto& input : bench.file().paths()) {
+        if (gguf::same_file(input, path)) {
+            throw Error(ErrorKind::usage, fmt::format("the {} is the model itself", what),
+                        path.string(), fmt::format("choose another name for {}", option));
+        }
+    }
+    std::filesystem::path folder = path.parent_path();
+    if (folder.empty()) folder = ".";
+    if (!std::filesystem::is_directory(folder)) {
+        throw Error(ErrorKind::usage, fmt::format("the {}'s folder does not exist", what),
+                    folder.string(), "create it first");
+    }
+}
+
 }  // namespace
 
 void check_output_path(const Workbench& bench) {
     const std::filesystem::path& output = bench.settings().output;
     if (output.empty())
         throw Error(ErrorKind::usage, "no output file is given", "", "add -o out.gguf");
-    for (const auto& input : bench.file().paths()) {
-        if (gguf::same_file(input, output)) {
-            throw Error(ErrorKind::usage, "the output is the model itself", output.string(),
-                        "choose another name for -o");
-        }
-    }
-    std::filesystem::path folder = output.parent_path();
-    if (folder.empty()) folder = ".";
-    if (!std::filesystem::is_directory(folder)) {
-        throw Error(ErrorKind::usage, "the output's folder does not exist", folder.string(),
-                    "create it first");
+    check_written_path(bench, output, "output", "-o");
+}
+
+void check_adjusted_path(const Workbench& bench) {
+    const Settings& settings = bench.settings();
+    if (settings.write_adjusted.empty()) return;
+    check_written_path(bench, settings.write_adjusted, "adjusted source", "--write-adjusted");
+    if (!settings.output.empty() && gguf::same_file(settings.output, settings.write_adjusted)) {
+        throw Error(ErrorKind::usage, "the adjusted source is the output itself",
+                    settings.write_adjusted.string(), "choose another name for --write-adjusted");
     }
 }
 

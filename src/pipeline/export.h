@@ -11,8 +11,12 @@
 
 namespace voodoo::pipeline {
 
-/// Throws Error(usage) if the output is one of the model's own files.
+/// Throws Error(usage) if no output is named, if it is one of the model's own files, or if its
+/// folder is not there.
 void check_output_path(const Workbench& bench);
+
+/// The same for settings.write_adjusted where it is given, which is no output's path either.
+void check_adjusted_path(const Workbench& bench);
 
 /// Types by tensor index from a plan that has been checked against the model. Throws Error(usage).
 std::vector<ggml_type> plan_types(const Workbench& bench, const search::Plan& plan);

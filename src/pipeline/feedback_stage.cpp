@@ -189,8 +189,8 @@ private:
         return !h.empty() && encode_tensor(index, leader, h, timer);
     }
 
-    /// Wide blocks in parts, without sweeps: six encodings of a tensor. Two sweeps would make it
-    /// fourteen for a few per cent more (docs/search.md). Narrow blocks have few parts: five.
+    /// Blocks of 256 columns in parts, without sweeps: six encodings of the tensor. Each sweep would
+    /// add four; blocks of 32 are encoded once a sweep (docs/search.md).
     static quant::FeedbackOptions feedback_options(ggml_type type) {
         quant::FeedbackOptions options;
         const quant::FeedbackColumns columns = quant::feedback_columns(type, options);

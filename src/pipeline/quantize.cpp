@@ -27,11 +27,12 @@ struct Session {
         write_file_atomic(run.file("settings.toml"), settings_to_toml(settings));
     }
 
-    /// Checks the output's path first: the run directory beside it would create a folder that is
-    /// not there.
+    /// Checks the paths of what is written first: the run directory beside the output would create
+    /// a folder that is not there.
     static std::filesystem::path run_dir(const Workbench& bench) {
         const Settings& settings = bench.settings();
         if (!settings.output.empty()) check_output_path(bench);
+        check_adjusted_path(bench);
         if (!settings.run_dir.empty()) return settings.run_dir;
         std::filesystem::path path = settings.output.empty() ? settings.model : settings.output;
         path += ".run";

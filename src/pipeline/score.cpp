@@ -260,9 +260,10 @@ Scores measure_scores(Workbench& bench, const Calibration& calibration, Candidat
                           "predicted loss",
                           measured.n_chunks, 100.0 * *disagreement)
             : fmt::format("scores from {} chunks", measured.n_chunks));
-    run.finish_stage(
-        "score", fingerprint,
-        {{"cost", scores.cost}, {"error", scores.error}, {"n_chunks", scores.n_chunks}});
+    nlohmann::json record = {
+        {"cost", scores.cost}, {"error", scores.error}, {"n_chunks", scores.n_chunks}};
+    for (const auto& tensor : types) record["types"].push_back(type_names(tensor));
+    run.finish_stage("score", fingerprint, std::move(record));
     timer.finish(results);
     return scores;
 }

@@ -14,13 +14,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A matrix of the tiny model in another type.
+/// A matrix of the tiny model in another type; `outlier` as in SourceOptions.
 std::vector<std::byte> converted(const gguf::File& file, const gguf::TensorInfo& tensor,
-                                 ggml_type type, float scale) {
+                                 ggml_type type, float scale, float outlier) {
     const int64_t n = tensor.n_elements();
     std::vector<float> values(static_cast<size_t>(n));
     quant::to_float(tensor.type, file.data(tensor).data(), values.data(), n);
     for (float& value : values) value *= scale;
+    if (outlier != 0.0f) values[static_cast<size_t>(tensor.ne[0])] = outlier;
     std::vector<std::byte> bytes(gguf::tensor_size_bytes(type, tensor.ne));
     ggml_quantize_chunk(type, values.data(), bytes.data(), 0, tensor.n_rows(), tensor.ne[0],
                         nullptr);
@@ -53,10 +54,11 @@ void write_source(const fs::path& path, const SourceOptions& options) {
             const gguf::TensorInfo& tensor = *file.find_tensor(plan.name);
             // The head of the tiny model is smaller than its embedding. A power of two: exact.
             const float scale = options.tied && plan.name == "token_embd.weight" ? 0.125f : 1.0f;
-            if (plan.type == tensor.type && scale == 1.0f) {
+            const float outlier = plan.name == "blk.0.ffn_gate.weight" ? options.outlier : 0.0f;
+            if (plan.type == tensor.type && scale == 1.0f && outlier == 0.0f) {
                 writer.write_tensor(plan.name, file.data(tensor));
             } else {
-                writer.write_tensor(plan.name, converted(file, tensor, plan.type, scale));
+                writer.write_tensor(plan.name, converted(file, tensor, plan.type, scale, outlier));
             }
         }
         writer.commit();
@@ -81,6 +83,21 @@ pipeline::Settings quick_settings(const fs::path& model, const fs::path& output)
     settings.tune = pipeline::TuneMethod::none;
     settings.gates.lr = 0.3;
     settings.compare = false;
+    settings.n_threads = 2;
+    return settings;
+}
+
+pipeline::Settings trained_settings(const TempFolder& folder) {
+    pipeline::Settings settings;
+    settings.model = VOODOO_MODELS "/tiny-llama.gguf";
+    settings.text = {VOODOO_MODELS "/tiny-train.txt"};
+    settings.output = folder / "out.gguf";
+    settings.run_dir = folder / "run";
+    settings.n_tokens = 8192;
+    settings.n_valid_tokens = 4096;
+    settings.chunk_len = 256;
+    settings.feedback = false;
+    settings.tune = pipeline::TuneMethod::none;
     settings.n_threads = 2;
     return settings;
 }

@@ -27,6 +27,7 @@ struct SourceOptions {
     uint64_t seed = 1;
     int n_expert = 0;         ///< as in TinyModelOptions
     int n_expert_groups = 0;  ///< as in TinyModelOptions
+    float outlier = 0.0f;     ///< if not 0: the first weight of row 1 of blk.0.ffn_gate
 };
 
 /// Writes a small llama model with a byte vocabulary to `path`.
@@ -36,6 +37,10 @@ void write_source(const std::filesystem::path& path, const SourceOptions& option
 /// written beside the model, no comparison, and the types that encode fast.
 pipeline::Settings quick_settings(const std::filesystem::path& model,
                                   const std::filesystem::path& output);
+
+/// Settings for the trained tiny llama in the repository: 8192 tokens in chunks of 256, 2 threads,
+/// no error feedback and no tuning; output and run directory in `folder`.
+pipeline::Settings trained_settings(const TempFolder& folder);
 
 /// A size `share` of the way from the smallest file that these settings allow to the largest.
 uint64_t size_between(const pipeline::Settings& settings, double share);

@@ -87,6 +87,19 @@ TEST_F(RefusedRun, WithAModelThatIsNotThere) {
     expect_refused(ErrorKind::io, {"none.gguf"});
 }
 
+TEST_F(RefusedRun, WithAnAdjustedSourceThatOverwritesAFileOrHasNoFolder) {
+    const std::string model = read_file(settings.model);
+    settings.write_adjusted = settings.model;
+    expect_refused(ErrorKind::usage, {"adjusted", "model.gguf"});
+    EXPECT_EQ(read_file(settings.model), model);
+    settings.write_adjusted =
+        folder / "../" / settings.output.parent_path().filename() / "out.gguf";
+    expect_refused(ErrorKind::usage, {"adjusted", "output"});
+    settings.write_adjusted = folder / "none/adjusted.gguf";
+    expect_refused(ErrorKind::usage, {"adjusted", "none"});
+    EXPECT_FALSE(fs::exists(folder / "none"));
+}
+
 TEST_F(RefusedRun, WithATruncatedModel) {
     const std::string whole = read_file(folder / "model.gguf");
     write_file_atomic(folder / "short.gguf", std::string_view(whole).substr(0, whole.size() - 100));

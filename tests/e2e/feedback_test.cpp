@@ -15,23 +15,15 @@ namespace fs = std::filesystem;
 class ErrorFeedback : public ::testing::Test {
 protected:
     ErrorFeedback() {
-        settings.model = VOODOO_MODELS "/tiny-llama.gguf";
-        settings.text = {VOODOO_MODELS "/tiny-train.txt"};
-        settings.output = folder / "out.gguf";
-        settings.run_dir = folder / "run";
-        settings.n_tokens = 8192;
-        settings.n_valid_tokens = 4096;
-        settings.chunk_len = 256;
         settings.score_chunks = 4;
+        settings.feedback = true;
         settings.feedback_tokens = 8192;
         settings.bpw = 3.9;
-        settings.tune = pipeline::TuneMethod::none;
-        settings.n_threads = 2;
         settings.types = {"Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K"};
     }
 
     const TempFolder folder;
-    pipeline::Settings settings;
+    pipeline::Settings settings = trained_settings(folder);
 };
 
 TEST_F(ErrorFeedback, LowersTheMeasuredDivergenceAtTheSameTypesAndSize) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/files.h"
 #include "e2e/e2e_run.h"
 #include "search/gates.h"
@@ -17,20 +18,10 @@ namespace fs = std::filesystem;
 class SecondOrderLayout : public ::testing::Test {
 protected:
     pipeline::Settings settings_at(double bpw) {
-        pipeline::Settings settings;
-        settings.model = VOODOO_MODELS "/tiny-llama.gguf";
-        settings.text = {VOODOO_MODELS "/tiny-train.txt"};
-        settings.output = folder / "out.gguf";
-        settings.run_dir = folder / "run";
-        settings.n_tokens = 8192;
-        settings.n_valid_tokens = 4096;
-        settings.chunk_len = 256;
+        pipeline::Settings settings = trained_settings(folder);
         settings.score_chunks = 16;
         settings.score_tolerance = 0.0;
         settings.bpw = bpw;
-        settings.feedback = false;
-        settings.tune = pipeline::TuneMethod::none;
-        settings.n_threads = 2;
         settings.types = {"Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0"};
         return settings;
     }
@@ -81,6 +72,39 @@ TEST_F(SecondOrderLayout, ScoresOnlyUntilTwoHalvesOfTheTextAgree) {
     settings.score_chunks = 29;  // other settings, other record
     settings.score_tolerance = 0.9;
     EXPECT_EQ(chunks_used(), 4);
+}
+
+TEST(SecondOrderPlan, TakesAnotherTypeWhereTheWholeTensorCanNotBeEncoded) {
+    // The large weight lies in a row that the sample of rows leaves out. Its block's scale of Q4_0
+    // is more than F16 can hold.
+    const TempFolder folder;
+    pipeline::Settings settings = quick_settings(folder / "model.gguf", folder / "out.gguf");
+    settings.layout = pipeline::LayoutMethod::second_order;
+    settings.types = {"Q4_0", "Q8_0"};
+    const std::string tensor = "blk.0.ffn_gate.weight";
+    for (const float outlier : {0.0f, 1e6f}) {
+        write_source(settings.model, {.outlier = outlier});
+        settings.size_bytes = size_between(settings, 0.3);
+        settings.run_dir = folder / ("run" + std::to_string(outlier != 0.0f));
+        RecordingObserver observer;
+        quantize(settings, observer);
+        EXPECT_LE(fs::file_size(settings.output), *settings.size_bytes);
+        const bool is_dropped =
+            observer.log_text(LogLevel::warn).find(tensor + " can't be Q4_0") != std::string::npos;
+        EXPECT_EQ(is_dropped, outlier != 0.0f) << observer.log_text(LogLevel::warn);
+        EXPECT_EQ(tensor_types(settings.output).at(tensor),
+                  outlier != 0.0f ? GGML_TYPE_Q8_0 : GGML_TYPE_Q4_0);
+    }
+    settings.types = {"Q4_0"};
+    settings.size_bytes = pipeline::inspect(settings).max_file_bytes;
+    settings.run_dir = folder / "run2";
+    try {
+        quantize(settings);
+        ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
+        EXPECT_NE(std::string(error.what()).find(tensor), std::string::npos) << error.what();
+    }
 }
 
 TEST_F(SecondOrderLayout, StartsGatesThatAreAtLeastAsGood) {
