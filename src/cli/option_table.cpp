@@ -125,6 +125,7 @@ std::vector<CommandInfo> make_commands() {
          "stopped.",
          {"voodoo quantize model.gguf --size 4.2GiB -o out.gguf",
           "voodoo quantize model.gguf --bpw 3.1 -o out.gguf --text wiki.txt code.txt",
+          "voodoo quantize model.gguf --preset Q4_K_M -o out.gguf",
           "voodoo quantize model.gguf --size 95MB -o out.gguf --types Q3_K,Q4_K,Q6_K --tensor "
           "output.weight=Q6_K",
           "voodoo quantize --config settings.toml --size 3GiB --json"}},

@@ -154,15 +154,15 @@ void apply_file(Settings& settings, const std::filesystem::path& path) {
     apply_toml(settings, read_file(path), path.string());
 }
 
-/// A size on the command line takes the place of the other file's bits per weight, and the reverse.
+/// A target on the command line takes the place of the config's, of whatever kind.
 void replace_target(const CommandParser& parser, Settings& settings) {
     const bool size = parser.given("size"), bpw = parser.given("bpw");
-    if (size && !bpw) {
-        settings.bpw.reset();
-    }
-    if (bpw && !size) {
-        settings.size_bytes.reset();
-    }
+    const bool preset = parser.given("preset"), like = parser.given("like");
+    if (!size && !bpw && !preset && !like) return;
+    if (!size) settings.size_bytes.reset();
+    if (!bpw) settings.bpw.reset();
+    if (!preset) settings.preset.clear();
+    if (!like) settings.like.clear();
 }
 
 /// The run's own record is the ground that export stands on.
@@ -209,11 +209,10 @@ void require_all(const CommandParser& parser, const Settings& settings, const Ex
             "name the model first, before options that take several values, or with --model FILE");
     }
     if (learns) {
-        require(settings.size_bytes || settings.bpw, "no size is given",
-                "--size 4.2GiB or --bpw 3.1");
+        require(settings.n_targets() > 0, "no size is given",
+                "--size 4.2GiB, --bpw 3.1, --preset Q4_K_M or --like FILE");
     }
-    require(!(settings.size_bytes && settings.bpw), "both a size and bits per weight are given",
-            "give --size or --bpw");
+    require(settings.n_targets() <= 1, pipeline::kTwoTargets, "give one of them");
     if (command == Command::quantize || command == Command::export_plan) {
         require(!settings.output.empty(), "no output is given", "-o OUT.gguf");
     }

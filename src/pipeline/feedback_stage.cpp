@@ -112,17 +112,55 @@ std::vector<float> head_moments(const Calibration& calibration, int n_batches, T
     return h;
 }
 
+/// What the stage has decided so far, kept after each tensor: a killed run goes on behind the last
+/// one, with the same bytes, since a tensor depends only on those before it.
+class Progress {
+public:
+    struct Outcome {
+        std::string hash;        ///< of the adjusted rows; empty: the plain encoding stays
+        double log_ratio = 0.0;  ///< of the output error to the plain encoding's
+    };
+
+    Progress(RunDir& run, std::string fingerprint)
+        : run_(run), fingerprint_(std::move(fingerprint)) {
+        const auto record = run_.find_stage(kRecord, fingerprint_);
+        if (!record || !record->contains("tensors")) return;
+        for (const auto& [name, outcome] : record->at("tensors").items())
+            tensors_[name] = {outcome.at(0).get<std::string>(), outcome.at(1).get<double>()};
+    }
+
+    const Outcome* find(const std::string& tensor) const {
+        const auto found = tensors_.find(tensor);
+        return found == tensors_.end() ? nullptr : &found->second;
+    }
+    void add(const std::string& tensor, Outcome outcome) {
+        tensors_[tensor] = std::move(outcome);
+        nlohmann::json record;
+        for (const auto& [name, done] : tensors_)
+            record["tensors"][name] = {done.hash, done.log_ratio};
+        run_.finish_stage(kRecord, fingerprint_, std::move(record));
+    }
+    size_t size() const { return tensors_.size(); }
+
+private:
+    static constexpr const char* kRecord = "feedback-begun";
+    RunDir& run_;
+    std::string fingerprint_;
+    std::map<std::string, Outcome> tensors_;
+};
+
 class Feedback {
 public:
     Feedback(Workbench& bench, const Calibration& calibration, Candidates& candidates,
-             const std::vector<ggml_type>& types, FinalWeights& weights, const RunDir& run,
-             Observer& observer, const Cancellation& cancellation)
+             const std::vector<ggml_type>& types, FinalWeights& weights, RunDir& run,
+             const std::string& fingerprint, Observer& observer, const Cancellation& cancellation)
         : bench_(bench),
           calibration_(calibration),
           candidates_(candidates),
           types_(types),
           final_(weights),
           run_(run),
+          progress_(run, fingerprint),
           observer_(observer),
           cancellation_(cancellation),
           n_batches_(static_cast<int>(
@@ -135,6 +173,9 @@ public:
                    [this](int index) { return executor_.moment_leader(index) == index; }) {}
 
     void run(StageTimer& timer) {
+        if (progress_.size() > 0)
+            observer_.log(LogLevel::info,
+                          fmt::format("error feedback goes on after {} tensors", progress_.size()));
         tied_embedding(timer);
         std::vector<std::span<const int32_t>> batches;
         for (int b = 0; b < n_batches_; ++b) batches.push_back(calibration_.batch(b));
@@ -189,8 +230,8 @@ private:
         return !h.empty() && encode_tensor(index, leader, h, timer);
     }
 
-    /// Blocks of 256 columns in parts, without sweeps: six encodings of the tensor. Each sweep would
-    /// add four; blocks of 32 are encoded once a sweep (docs/search.md).
+    /// Blocks of 256 columns in parts, without sweeps: six encodings of the tensor. Each sweep
+    /// would add four; blocks of 32 are encoded once a sweep (docs/search.md).
     static quant::FeedbackOptions feedback_options(ggml_type type) {
         quant::FeedbackOptions options;
         const quant::FeedbackColumns columns = quant::feedback_columns(type, options);
@@ -217,31 +258,52 @@ private:
         const Tensor& tensor = bench_.tensors()[t];
         if (tensor.shape.n_mat != 1 || !ggml_is_quantized(types_[t])) return false;
         cancellation_.check();
-        const int64_t n = tensor.shape.n_per_row;
-        std::vector<float> source(static_cast<size_t>(tensor.shape.n_elements()));
-        quant::to_float(tensor.info->type, bench_.file().data(*tensor.info).data(), source.data(),
-                        tensor.shape.n_elements(), bench_.pool());
-        std::vector<float> adjusted(source.size());
-        const std::vector<float>& importance = candidates_.importance(t);
-        const quant::FeedbackResult result = quant::feedback(
-            bench_.encoder(), types_[t], source.data(), tensor.shape.n_rows,
-            factors(leader, types_[t], h, n), importance.empty() ? nullptr : importance.data(),
-            adjusted.data(), feedback_options(types_[t]), bench_.pool(), &cancellation_);
-        if (result.usable && result.error < result.error_plain) {
-            auto [stored, hash] = candidates_.encode_adjusted(t, types_[t], adjusted);
-            if (stored.usable()) {
-                final_.tensors[t] = std::move(stored);
-                if (!bench_.settings().write_adjusted.empty())
-                    write_file_atomic(adjusted_path(run_, hash), bytes_of(adjusted));
-                final_.adjusted_hash[t] = std::move(hash);
-                ++n_done_;
-                sum_log_ratio_ += std::log(result.error / result.error_plain);
-            }
+        if (!restored(t, name)) progress_.add(name, encode(t, leader, h));
+        if (const Progress::Outcome& outcome = *progress_.find(name); !outcome.hash.empty()) {
+            ++n_done_;
+            sum_log_ratio_ += outcome.log_ratio;
         }
         student_.set(name, {{final_.tensors[t].view()}, {1.0F}});
         timer.progress(++n_seen_, name);
         return true;
     }
+
+    /// Takes a tensor from a run that was killed.
+    bool restored(size_t t, const std::string& name) {
+        const Progress::Outcome* outcome = progress_.find(name);
+        if (outcome == nullptr) return false;
+        if (outcome->hash.empty()) return true;
+        auto stored = candidates_.find_adjusted(t, types_[t], outcome->hash);
+        if (!stored ||
+            (writes_adjusted() && !std::filesystem::exists(adjusted_path(run_, outcome->hash))))
+            return false;
+        final_.tensors[t] = *std::move(stored);
+        final_.adjusted_hash[t] = outcome->hash;
+        return true;
+    }
+
+    Progress::Outcome encode(size_t t, int leader, const std::vector<float>& h) {
+        const Tensor& tensor = bench_.tensors()[t];
+        std::vector<float> source(static_cast<size_t>(tensor.shape.n_elements()));
+        quant::to_float(tensor.info->type, bench_.file().data(*tensor.info).data(), source.data(),
+                        tensor.shape.n_elements(), bench_.pool());
+        std::vector<float> adjusted(source.size());
+        const std::vector<float>& importance = candidates_.importance(t);
+        const quant::FeedbackResult result =
+            quant::feedback(bench_.encoder(), types_[t], source.data(), tensor.shape.n_rows,
+                            factors(leader, types_[t], h, tensor.shape.n_per_row),
+                            importance.empty() ? nullptr : importance.data(), adjusted.data(),
+                            feedback_options(types_[t]), bench_.pool(), &cancellation_);
+        if (!result.usable || result.error >= result.error_plain) return {};
+        auto [stored, hash] = candidates_.encode_adjusted(t, types_[t], adjusted);
+        if (!stored.usable()) return {};
+        final_.tensors[t] = std::move(stored);
+        if (writes_adjusted()) write_file_atomic(adjusted_path(run_, hash), bytes_of(adjusted));
+        final_.adjusted_hash[t] = hash;
+        return {std::move(hash), std::log(result.error / result.error_plain)};
+    }
+
+    bool writes_adjusted() const { return !bench_.settings().write_adjusted.empty(); }
 
     /// Weight of the look-up in a tied embedding, as a share of the mean diagonal of the head's H
     /// (measured in docs/results.md).
@@ -253,6 +315,7 @@ private:
     const std::vector<ggml_type>& types_;
     FinalWeights& final_;
     const RunDir& run_;
+    Progress progress_;
     Observer& observer_;
     const Cancellation& cancellation_;
     int n_batches_;
@@ -307,7 +370,8 @@ void apply_feedback(Workbench& bench, const Calibration& calibration, Candidates
     if (!bench.settings().write_adjusted.empty())
         std::filesystem::create_directories(run.file("adjusted"));
     StageTimer timer("feedback", static_cast<double>(types.size()), "tensors", observer);
-    Feedback(bench, calibration, candidates, types, weights, run, observer, cancellation)
+    Feedback(bench, calibration, candidates, types, weights, run, fingerprint, observer,
+             cancellation)
         .run(timer);
     nlohmann::json adjusted = nlohmann::json::object();
     for (size_t t = 0; t < types.size(); ++t) {

@@ -13,7 +13,7 @@ void validate(const Settings& settings) {
         if (!ok) problems.push_back(std::move(problem));
     };
     demand(!settings.model.empty(), "no model is given");
-    demand(!(settings.size_bytes && settings.bpw), "both a size and bits per weight are given");
+    demand(settings.n_targets() <= 1, kTwoTargets);
     demand(!settings.bpw || (*settings.bpw > 0 && *settings.bpw <= 32),
            "bits per weight must lie in (0, 32]");
     demand(!settings.size_bytes || *settings.size_bytes > 0, "the size must not be 0");

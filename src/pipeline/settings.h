@@ -35,7 +35,15 @@ struct Settings {
 
     // Target. Exactly one of them, or none where no size is needed.
     std::optional<uint64_t> size_bytes;  ///< whole file, bytes
-    std::optional<double> bpw;  ///< bits per weight of the whole file: size = bpw * weights / 8
+    std::optional<double> bpw;   ///< bits per weight of the whole file: size = bpw * weights / 8
+    std::string preset;          ///< the size that llama-quantize's preset of this name would have
+    std::filesystem::path like;  ///< the size of this GGUF, all its shards
+
+    /// How many of the four targets are given.
+    int n_targets() const {
+        return (size_bytes ? 1 : 0) + (bpw ? 1 : 0) + (preset.empty() ? 0 : 1) +
+               (like.empty() ? 0 : 1);
+    }
 
     // Calibration data.
     std::vector<std::filesystem::path>
@@ -86,6 +94,10 @@ struct Settings {
     uint64_t memory_bytes =
         0;  ///< bound on the engine's working memory; 0: 60 % of what is available
 };
+
+/// What is wrong where Settings::n_targets() is above 1.
+inline constexpr const char* kTwoTargets =
+    "more than one of size, bits per weight, preset and like is given";
 
 /// Throws Error(usage) listing every value that is out of range.
 void validate(const Settings& settings);

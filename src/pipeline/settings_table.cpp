@@ -65,7 +65,7 @@ void add_target(Table& t) {
          .commands = kLearn | kInspect,
          .kind = ValueKind::size,
          .unit = "bytes, or with B, kB, MB, GB, KiB, MiB, GiB",
-         .help = "largest size of the whole file; this or --bpw",
+         .help = "largest size of the whole file; this, --bpw, --preset or --like",
          .example = "\"4.2GiB\""},
         [](auto& s) -> auto& { return s.size_bytes; });
     add(
@@ -75,9 +75,28 @@ void add_target(Table& t) {
          .commands = kLearn | kInspect,
          .kind = ValueKind::number,
          .unit = "bits per weight",
-         .help = "largest size of the whole file, as bits per weight of the model; this or --size",
+         .help = "largest size of the whole file, as bits per weight of the model",
          .example = "3.1"},
         [](auto& s) -> auto& { return s.bpw; });
+    add(
+        t,
+        {.name = "preset",
+         .key = "target.preset",
+         .commands = kLearn | kInspect,
+         .kind = ValueKind::text,
+         .help = "the size of the file that llama-quantize makes with this preset and an "
+                 "importance matrix, computed without making it",
+         .example = "\"Q4_K_M\""},
+        [](auto& s) -> auto& { return s.preset; });
+    add(
+        t,
+        {.name = "like",
+         .key = "target.like",
+         .commands = kLearn | kInspect,
+         .kind = ValueKind::path,
+         .help = "the size of this GGUF, all its shards",
+         .example = "\"other.gguf\""},
+        [](auto& s) -> auto& { return s.like; });
 }
 
 void add_data(Table& t) {

@@ -56,6 +56,7 @@ Workbench::Workbench(const Settings& settings, Observer& observer)
                                 std::filesystem::last_write_time(path).time_since_epoch().count()));
     }
     fingerprint_ = hash.hex();
+    target_bytes_ = find_target();
     observer.log(
         LogLevel::debug,
         fmt::format("{}: {} weights in {} tensors, {} of them quantizable", model_.description(),
@@ -201,9 +202,8 @@ gguf::Metadata Workbench::output_metadata(const std::map<std::string, ggml_type>
     gguf::set_value(metadata, "general.file_type",
                     gguf::Value::scalar<uint32_t>(model::ftype_for_type(most->first)));
     gguf::set_value(metadata, "voodoo.version", gguf::Value::text(VOODOO_VERSION));
-    gguf::set_value(
-        metadata, "voodoo.target_bytes",
-        gguf::Value::scalar<uint64_t>(settings_.size_bytes || settings_.bpw ? target_bytes() : 0));
+    gguf::set_value(metadata, "voodoo.target_bytes",
+                    gguf::Value::scalar<uint64_t>(target_bytes_.value_or(0)));
     gguf::set_value(metadata, "voodoo.plan_hash", gguf::Value::text(plan_hash));
     gguf::set_value(metadata, "voodoo.error_feedback", gguf::Value::scalar<bool>(facts.feedback));
     gguf::set_value(metadata, "voodoo.tuned_scales", gguf::Value::scalar<bool>(facts.tuned));
@@ -247,12 +247,22 @@ uint64_t Workbench::fixed_bytes() const {
     return bytes;
 }
 
-uint64_t Workbench::target_bytes() const {
+std::optional<uint64_t> Workbench::find_target() const {
     if (settings_.size_bytes) return *settings_.size_bytes;
     if (settings_.bpw)
         return static_cast<uint64_t>(*settings_.bpw * static_cast<double>(n_weights_) / 8.0);
+    if (!settings_.preset.empty()) {
+        return model::preset_layout(settings_.model, model::preset(settings_.preset).name, true)
+            .file_size_bytes;
+    }
+    if (!settings_.like.empty()) return gguf::File::open(settings_.like).total_size_bytes();
+    return std::nullopt;
+}
+
+uint64_t Workbench::target_bytes() const {
+    if (target_bytes_) return *target_bytes_;
     throw Error(ErrorKind::usage, "no target size", "",
-                "give --size, e.g. --size 95MB, or --bpw, e.g. --bpw 4.25");
+                "give --size, e.g. --size 95MB, --bpw, --preset or --like");
 }
 
 }  // namespace voodoo::pipeline

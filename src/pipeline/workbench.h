@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,7 @@ private:
     void check_source() const;
     void find_tensors();
     void apply_pins();
+    std::optional<uint64_t> find_target() const;
 
     Settings settings_;
     gguf::File file_;
@@ -91,6 +93,7 @@ private:
     ThreadPool pool_;
     std::vector<Tensor> tensors_;
     int64_t n_weights_ = 0;
+    std::optional<uint64_t> target_bytes_;
     std::string fingerprint_;
 };
 

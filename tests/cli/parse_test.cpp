@@ -190,8 +190,25 @@ TEST(Parse, SaysAllThatIsMissing) {
     EXPECT_TRUE(
         contains(refusal({"quantize", "--text", "a.txt", "m.gguf", "--size", "1GB", "-o", "o"}),
                  "name the model first"));
-    EXPECT_TRUE(contains(refusal(quantize({"--bpw", "3"})), "both a size and bits per weight"));
+    for (const auto& [option, value] :
+         {std::pair{"--bpw", "3"}, {"--preset", "Q4_K_M"}, {"--like", "other.gguf"}}) {
+        EXPECT_TRUE(contains(refusal(quantize({option, value})), "more than one of size"))
+            << option;
+    }
     EXPECT_TRUE(contains(refusal({"quantize", "m.gguf", "--size"}), "--size"));
+}
+
+TEST(Parse, TakesATargetOfTheCommandLineForWhateverTargetTheConfigHas) {
+    const TemporaryFile config("t.toml", "[target]\npreset = \"IQ3_XS\"\n");
+    const std::vector<std::string> arguments = {"quantize", "m.gguf",   "-o",
+                                                "o.gguf",   "--config", config.path()};
+    EXPECT_EQ(parsed(arguments).settings.preset, "IQ3_XS");
+    std::vector<std::string> with_like = arguments;
+    with_like.insert(with_like.end(), {"--like", "other.gguf"});
+    const pipeline::Settings settings = parsed(with_like).settings;
+    EXPECT_EQ(settings.like, "other.gguf");
+    EXPECT_TRUE(settings.preset.empty());
+    EXPECT_EQ(settings.n_targets(), 1);
 }
 
 TEST(Parse, LetsTheCommandLineOverrideEnvironmentAndConfig) {

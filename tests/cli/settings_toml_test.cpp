@@ -57,6 +57,8 @@ Settings unusual_settings() {
     s.gates.tau_schedule = search::Schedule::linear;
     s.gates.lr = 1.0 / 3.0;
     s.gates.lr_end_ratio = 0.5;
+    s.preset = "IQ3_XS";
+    s.like = "other \"file\".gguf";
     s.gates.warmup_share = 0.125;
     s.gates.beta1 = 0.5;
     s.gates.beta2 = 0.75;

@@ -40,6 +40,20 @@ protected:
     void continues_in_every_stage(const std::vector<const char*>& expected,
                                   const std::vector<const char*>& kept);
 
+    /// Kills itself at events all over the run, going on each time.
+    void continues_after_kills();
+
+    /// The default stages, small.
+    void use_second_order() {
+        for (pipeline::Settings* s : {&settings, &reference}) {
+            s->layout = pipeline::LayoutMethod::second_order;
+            s->feedback = true;
+            s->feedback_tokens = 256;
+            s->tune = pipeline::TuneMethod::scales;
+            s->tuning.n_steps = 3;
+        }
+    }
+
     const TempFolder folder;
     pipeline::Settings settings;
     pipeline::Settings reference;
@@ -48,11 +62,11 @@ protected:
 /// Runs until `stage` reports `event` for the `nth` time and asks for the end there; returns
 /// whether it was interrupted.
 bool run_until(const pipeline::Settings& settings, const std::string& stage,
-               const std::string& event) {
+               const std::string& event, int nth = 1) {
     Cancellation cancellation;
     RecordingObserver observer;
     observer.on_event = [&](const std::string& at, const char* what) {
-        if (at == stage && event == what) cancellation.request();
+        if (at == stage && event == what && --nth == 0) cancellation.request();
     };
     try {
         pipeline::run_quantize(settings, observer, cancellation);
@@ -110,16 +124,21 @@ TEST_F(InterruptedRun, ContinuesInEveryStageAndGivesTheSameFile) {
 }
 
 TEST_F(InterruptedRun, ContinuesInEveryStageOfTheSecondOrderLayoutWithFeedback) {
-    for (pipeline::Settings* s : {&settings, &reference}) {
-        s->layout = pipeline::LayoutMethod::second_order;
-        s->feedback = true;
-        s->feedback_tokens = 256;
-        s->tune = pipeline::TuneMethod::scales;
-        s->tuning.n_steps = 3;
-    }
+    use_second_order();
     continues_in_every_stage(
         {"tokens", "states", "types", "score", "select", "feedback", "tune", "export"},
         {"tokens", "states", "types", "score", "feedback", "tune"});
+}
+
+TEST_F(InterruptedRun, KeepsTheTensorsThatErrorFeedbackHasEncoded) {
+    use_second_order();
+    quantize(reference);
+    ASSERT_TRUE(run_until(settings, "feedback", "progress", 3));
+    RecordingObserver observer;
+    quantize(settings, observer);
+    EXPECT_NE(observer.log_text().find("feedback goes on after 3 tensors"), std::string::npos)
+        << observer.log_text();
+    EXPECT_EQ(read_file(settings.output), read_file(reference.output));
 }
 
 /// Runs the helper program on the settings; kill_at: the event at which it kills itself, or -1.
@@ -138,7 +157,7 @@ int run_child(const fs::path& toml, const fs::path& events, int kill_at, int del
     return status;
 }
 
-TEST_F(InterruptedRun, ContinuesAfterAKillAtAnyMomentAndGivesTheSameFile) {
+void InterruptedRun::continues_after_kills() {
     const fs::path toml = folder / "run.toml";
     const fs::path events = folder / "events.txt";
     write_file_atomic(toml, pipeline::settings_to_toml(reference));
@@ -167,6 +186,15 @@ TEST_F(InterruptedRun, ContinuesAfterAKillAtAnyMomentAndGivesTheSameFile) {
     EXPECT_GE(n_killed, 4) << "hardly any run was killed";
     ASSERT_EQ(run_child(toml, events, -1, 0), 0);
     EXPECT_EQ(read_file(settings.output), expected);
+}
+
+TEST_F(InterruptedRun, ContinuesAfterAKillAtAnyMomentAndGivesTheSameFile) {
+    continues_after_kills();
+}
+
+TEST_F(InterruptedRun, DoesSoWithTheSecondOrderLayoutFeedbackAndTuning) {
+    use_second_order();
+    continues_after_kills();
 }
 
 TEST_F(InterruptedRun, RepairsDamagedFilesOfTheRunDirectory) {

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/files.h"
 #include "e2e/e2e_run.h"
 #include "quant/types.h"
@@ -116,6 +117,42 @@ TEST(QuantizeAtASize, TakesBitsPerWeightOfTheWholeFile) {
     EXPECT_GT(result.bits_per_weight, 4.0);
     const uint64_t n_weights = pipeline::inspect(settings).n_weights;
     EXPECT_EQ(result.target_bytes, n_weights * 5 / 8);
+}
+
+TEST(QuantizeAtASize, TakesThatOfAPresetWithoutMakingIt) {
+    const TempFolder folder;
+    write_source(folder / "model.gguf");
+    pipeline::Settings settings = quick_settings(folder / "model.gguf", folder / "out.gguf");
+    settings.preset = "q4_k_s";
+    const pipeline::QuantizeResult result = quantize(settings);
+    testing::run_llama_tool("llama-quantize", {settings.model, folder / "stock.gguf", "Q4_K_S"});
+    EXPECT_EQ(result.target_bytes, fs::file_size(folder / "stock.gguf"));
+    EXPECT_LE(fs::file_size(settings.output), result.target_bytes);
+    settings.preset = "Q4_K_XXL";
+    try {
+        quantize(settings);
+        ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
+        EXPECT_NE(std::string(error.what()).find("Q4_K_M"), std::string::npos) << error.what();
+    }
+}
+
+TEST(QuantizeAtASize, TakesThatOfAnotherFileWithAllItsShards) {
+    const TempFolder folder;
+    write_source(folder / "model.gguf");
+    pipeline::Settings settings = quick_settings(folder / "model.gguf", folder / "first.gguf");
+    settings.size_bytes = size_between(settings, 0.5);
+    settings.split_max_bytes = 200'000;
+    const pipeline::QuantizeResult first = quantize(settings);
+    ASSERT_GT(first.files.size(), 1u);
+    pipeline::Settings again = quick_settings(folder / "model.gguf", folder / "second.gguf");
+    again.like = first.files.front();
+    const pipeline::QuantizeResult second = quantize(again);
+    EXPECT_EQ(second.target_bytes, first.file_bytes);
+    EXPECT_LE(second.file_bytes, first.file_bytes);
+    again.like = folder / "text.txt";
+    EXPECT_THROW(quantize(again), Error);
 }
 
 TEST(QuantizedFile, RunsInStockLlamaCpp) {
