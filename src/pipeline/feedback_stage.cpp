@@ -140,7 +140,6 @@ public:
             record["tensors"][name] = {done.hash, done.log_ratio};
         run_.finish_stage(kRecord, fingerprint_, std::move(record));
     }
-    size_t size() const { return tensors_.size(); }
 
 private:
     static constexpr const char* kRecord = "feedback-begun";
@@ -173,9 +172,6 @@ public:
                    [this](int index) { return executor_.moment_leader(index) == index; }) {}
 
     void run(StageTimer& timer) {
-        if (progress_.size() > 0)
-            observer_.log(LogLevel::info,
-                          fmt::format("error feedback goes on after {} tensors", progress_.size()));
         tied_embedding(timer);
         std::vector<std::span<const int32_t>> batches;
         for (int b = 0; b < n_batches_; ++b) batches.push_back(calibration_.batch(b));
@@ -193,6 +189,10 @@ public:
                                   "plain encoding's (geometric mean)",
                                   n_done_, types_.size(),
                                   n_done_ > 0 ? std::exp(sum_log_ratio_ / n_done_) : 1.0));
+        if (n_restored_ > 0)
+            observer_.log(LogLevel::info,
+                          fmt::format("{} of these tensors were encoded before the run was stopped",
+                                      n_restored_));
     }
 
 private:
@@ -258,7 +258,11 @@ private:
         const Tensor& tensor = bench_.tensors()[t];
         if (tensor.shape.n_mat != 1 || !ggml_is_quantized(types_[t])) return false;
         cancellation_.check();
-        if (!restored(t, name)) progress_.add(name, encode(t, leader, h));
+        if (restored(t, name)) {
+            ++n_restored_;
+        } else {
+            progress_.add(name, encode(t, leader, h));
+        }
         if (const Progress::Outcome& outcome = *progress_.find(name); !outcome.hash.empty()) {
             ++n_done_;
             sum_log_ratio_ += outcome.log_ratio;
@@ -324,6 +328,7 @@ private:
     FullMoments moments_;
     // By leader, width of a block and of a group.
     std::map<std::tuple<int, int64_t, int64_t>, quant::FeedbackFactors> factors_;
+    int n_restored_ = 0;
     int n_done_ = 0;
     int n_seen_ = 0;
     double sum_log_ratio_ = 0.0;
