@@ -174,6 +174,7 @@ public:
     void run(StageTimer& timer) {
         tied_embedding(timer);
         std::vector<std::span<const int32_t>> batches;
+        batches.reserve(static_cast<size_t>(n_batches_));
         for (int b = 0; b < n_batches_; ++b) batches.push_back(calibration_.batch(b));
         executor_.forward_by_segment(
             batches, student_, moments_,
