@@ -24,6 +24,7 @@ constexpr int kChunksBetweenChecks = 2;
 
 std::vector<ggml_type> types_of(const std::vector<Candidate>& candidates) {
     std::vector<ggml_type> types;
+    types.reserve(candidates.size());
     for (const Candidate& c : candidates) types.push_back(c.type);
     return types;
 }
